@@ -1,0 +1,401 @@
+//! The configuration struct, its presets and its string interface.
+
+use super::boundary::{self, AbiStruct};
+use super::status::{foam_error, foam_status};
+use crate::config::{Choice, Config, Device};
+use crate::error::{Error, Result};
+use libc::{c_char, c_void};
+
+/// An eigendecomposition at every check (Algorithm 2).
+pub const FOAM_POLICY_STALE: i32 = 0;
+/// The proxy steers epsilon; refresh when it would pass `epsilon_max` (Algorithm 3).
+pub const FOAM_POLICY_FOAM: i32 = 1;
+/// The proxy decides about the refresh, epsilon stays at its base.
+pub const FOAM_POLICY_FOAM_FIXED_EPSILON: i32 = 2;
+/// Epsilon is steered and capped; no eigendecomposition after the first.
+pub const FOAM_POLICY_FOAM_NO_REFRESH: i32 = 3;
+/// Refresh when the off-diagonal residual passes `residual_threshold`.
+pub const FOAM_POLICY_DIAGONAL_RESIDUAL: i32 = 4;
+/// The smallest epsilon whose proven gap bound is at most `tau`; refresh when there is none.
+pub const FOAM_POLICY_FOAM_CERTIFIED: i32 = 5;
+/// No preconditioner: the grafted method alone.
+pub const FOAM_POLICY_GRAFTING_ONLY: i32 = 6;
+
+/// Checks at `start_step`, then at multiples of `check_period` (the authors' code).
+pub const FOAM_CADENCE_REFERENCE: i32 = 0;
+/// Checks at t = 1, then whenever (t - 1) mod `check_period` = 0 (the paper).
+pub const FOAM_CADENCE_PAPER: i32 = 1;
+
+/// The preconditioned direction as it is.
+pub const FOAM_GRAFTING_NONE: i32 = 0;
+/// Step length of gradient descent.
+pub const FOAM_GRAFTING_SGD: i32 = 1;
+/// Step length of AdaGrad.
+pub const FOAM_GRAFTING_ADAGRAD: i32 = 2;
+/// Step length of RMSprop.
+pub const FOAM_GRAFTING_RMSPROP: i32 = 3;
+/// Step length of Adam.
+pub const FOAM_GRAFTING_ADAM: i32 = 4;
+
+/// f64 statistics for f64 parameters, f32 for all others.
+pub const FOAM_STATISTIC_AUTO: i32 = 0;
+/// Single-precision statistics and eigendecompositions.
+pub const FOAM_STATISTIC_F32: i32 = 1;
+/// Double-precision statistics and eigendecompositions.
+pub const FOAM_STATISTIC_F64: i32 = 2;
+
+/// A gradient that is not finite fails the step, which changes nothing.
+pub const FOAM_NONFINITE_ERROR: i32 = 0;
+/// A gradient that is not finite skips the whole step, which succeeds and is counted.
+pub const FOAM_NONFINITE_SKIP: i32 = 1;
+
+/// Rounding's negative eigenvalues: the spectrum is shifted up until the smallest is zero.
+pub const FOAM_NEGATIVE_SHIFT: i32 = 0;
+/// Rounding's negative eigenvalues become zero.
+pub const FOAM_NEGATIVE_CLAMP: i32 = 1;
+
+/// No fault.
+pub const FOAM_FAULT_NONE: i32 = 0;
+/// A panic in the middle of the step.
+pub const FOAM_FAULT_PANIC: i32 = 1;
+/// The eigendecomposition in the chosen precision fails.
+pub const FOAM_FAULT_EVD_CHOSEN: i32 = 2;
+/// The eigendecomposition in the chosen precision returns a basis that is not orthogonal.
+pub const FOAM_FAULT_EVD_NONORTHOGONAL: i32 = 3;
+/// The double-precision retry fails as well.
+pub const FOAM_FAULT_EVD_DOUBLE: i32 = 4;
+/// Every eigendecomposition fails: the stale basis has to serve.
+pub const FOAM_FAULT_EVD_ALL: i32 = 5;
+
+/// Log levels of `foam_log_fn`.
+pub const FOAM_LOG_WARNING: i32 = 1;
+/// A remark that a user may ignore.
+pub const FOAM_LOG_INFO: i32 = 2;
+
+/// Receives log lines; called only on a thread that is inside a call on the handle.
+pub type foam_log_fn = Option<unsafe extern "C" fn(user: *mut c_void, level: i32, message: *const c_char)>;
+
+/// Gives `size` bytes aligned to `alignment`, or NULL. Called only inside calls on the handle.
+pub type foam_allocate_fn =
+    Option<unsafe extern "C" fn(user: *mut c_void, size: usize, alignment: usize) -> *mut c_void>;
+
+/// Takes back what `foam_allocate_fn` gave, with the same size and alignment.
+pub type foam_deallocate_fn =
+    Option<unsafe extern "C" fn(user: *mut c_void, data: *mut c_void, size: usize, alignment: usize)>;
+
+/// Every hyperparameter. Fill it with `foam_config_init`, then set fields or call
+/// `foam_config_set`; `foam_create` validates it as a whole. Switches hold 0 or 1.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct foam_config {
+    /// Bytes of this struct, set by the caller.
+    pub struct_size: u32,
+    /// Must be 0.
+    pub flags: u32,
+    /// `FOAM_POLICY_*`: what decides about a factor at a check step.
+    pub policy: i32,
+    /// `FOAM_CADENCE_*`: when factors are checked.
+    pub cadence: i32,
+    /// `FOAM_GRAFTING_*`: whose step length the direction takes.
+    pub grafting: i32,
+    /// `FOAM_STATISTIC_*`: precision of statistics, basis and spectrum.
+    pub statistic_dtype: i32,
+    /// `FOAM_NONFINITE_*`: what a gradient that is not finite does.
+    pub nonfinite: i32,
+    /// `FOAM_NEGATIVE_*`: what becomes of negative eigenvalues.
+    pub negative_eigenvalues: i32,
+    /// `FOAM_DEVICE_CPU` or `FOAM_DEVICE_CUDA`.
+    pub device_type: i32,
+    /// Ordinal of the device.
+    pub device_id: i32,
+    /// Divide statistics by 1 - beta2^t and the filtered gradient by 1 - beta1^t.
+    pub bias_correction: i32,
+    /// Merge neighbouring dimensions while their product is at most `max_factor_dim`.
+    pub merge_dims: i32,
+    /// Graft from the gradient divided by its norm.
+    pub normalized_grafting: i32,
+    /// Nesterov momentum.
+    pub nesterov: i32,
+    /// Scale the momentum's input by 1 - momentum.
+    pub ema_momentum: i32,
+    /// Look one filter step ahead (NAdam).
+    pub nadam: i32,
+    /// Decay the parameter itself (1) or add the decay to the gradient (0).
+    pub decoupled_weight_decay: i32,
+    /// Measure the proxy right after each refresh and report it as the factor's `noise_floor`.
+    pub noise_floor: i32,
+    /// `FOAM_FAULT_*`: a fault made on purpose, for testing how your code handles one.
+    pub inject_fault: i32,
+    /// Must be 0.
+    pub reserved: i32,
+    /// Steps between checks (the paper's f).
+    pub check_period: i64,
+    /// First check of the reference cadence; 0 means `check_period`.
+    pub start_step: i64,
+    /// Largest side of a block; larger dimensions are split.
+    pub max_factor_dim: i64,
+    /// Threads of the handle's private pool; 0 means one for each core.
+    pub num_threads: i64,
+    /// The first step at which `inject_fault` happens.
+    pub inject_fault_step: i64,
+    /// p of the inverse root; 0 means twice the block's order.
+    pub root: f64,
+    /// The exponent is -exponent_multiplier / root.
+    pub exponent_multiplier: f64,
+    /// Decay of the gradient filter, in [0, 1).
+    pub beta1: f64,
+    /// Decay of the statistics, in [0, 1]; 1 means a plain sum.
+    pub beta2: f64,
+    /// Base damping (the paper's epsilon_0), added to every eigenvalue.
+    pub epsilon: f64,
+    /// Base damping of axis 0 of blocks of order 2 and more; 0 means `epsilon`.
+    pub epsilon_left: f64,
+    /// Base damping of the other axes of such blocks; 0 means `epsilon`.
+    pub epsilon_right: f64,
+    /// Largest damping; a refresh follows when the proxy asks for more.
+    pub epsilon_max: f64,
+    /// Tolerated proxy of the relative operator gap.
+    pub tau: f64,
+    /// Threshold of the policy diagonal_residual.
+    pub residual_threshold: f64,
+    /// Decay of the grafted method's second moment, in [0, 1).
+    pub grafting_beta2: f64,
+    /// Added to the root of the grafted second moment.
+    pub grafting_epsilon: f64,
+    /// Momentum on the update, in [0, 1).
+    pub momentum: f64,
+    /// Weight decay.
+    pub weight_decay: f64,
+    /// Learning rate of a step whose arguments give none.
+    pub lr: f64,
+    /// Log callback, or NULL. The library never prints.
+    pub log: foam_log_fn,
+    /// First argument of `log`.
+    pub log_user: *mut c_void,
+    /// Allocator of the state and the workspace, or NULL for the library's own.
+    pub allocate: foam_allocate_fn,
+    /// Its counterpart; both or neither must be given.
+    pub deallocate: foam_deallocate_fn,
+    /// First argument of both.
+    pub allocator_user: *mut c_void,
+}
+
+// SAFETY: plain data, first field `struct_size`, every bit pattern valid.
+unsafe impl AbiStruct for foam_config {
+    const NAME: &'static str = "foam_config";
+    const REQUIRED: usize = std::mem::offset_of!(foam_config, policy);
+
+    fn defaults() -> Self {
+        from_config(&Config::default())
+    }
+}
+
+/// The C form of a configuration, without callbacks.
+fn from_config(config: &Config) -> foam_config {
+    foam_config {
+        struct_size: std::mem::size_of::<foam_config>() as u32,
+        flags: 0,
+        policy: config.policy.number(),
+        cadence: config.cadence.number(),
+        grafting: config.grafting.number(),
+        statistic_dtype: config.statistic_dtype.number(),
+        nonfinite: config.nonfinite.number(),
+        negative_eigenvalues: config.negative_eigenvalues.number(),
+        device_type: config.device.kind,
+        device_id: config.device.id,
+        bias_correction: config.bias_correction.into(),
+        merge_dims: config.merge_dims.into(),
+        normalized_grafting: config.normalized_grafting.into(),
+        nesterov: config.nesterov.into(),
+        ema_momentum: config.ema_momentum.into(),
+        nadam: config.nadam.into(),
+        decoupled_weight_decay: config.decoupled_weight_decay.into(),
+        noise_floor: config.noise_floor.into(),
+        inject_fault: config.inject_fault.number(),
+        reserved: 0,
+        check_period: config.check_period,
+        start_step: config.start_step,
+        max_factor_dim: config.max_factor_dim,
+        num_threads: config.num_threads,
+        inject_fault_step: config.inject_fault_step,
+        root: config.root,
+        exponent_multiplier: config.exponent_multiplier,
+        beta1: config.beta1,
+        beta2: config.beta2,
+        epsilon: config.epsilon,
+        epsilon_left: config.epsilon_left,
+        epsilon_right: config.epsilon_right,
+        epsilon_max: config.epsilon_max,
+        tau: config.tau,
+        residual_threshold: config.residual_threshold,
+        grafting_beta2: config.grafting_beta2,
+        grafting_epsilon: config.grafting_epsilon,
+        momentum: config.momentum,
+        weight_decay: config.weight_decay,
+        lr: config.lr,
+        log: None,
+        log_user: std::ptr::null_mut(),
+        allocate: None,
+        deallocate: None,
+        allocator_user: std::ptr::null_mut(),
+    }
+}
+
+fn choice<T: Choice>(key: &str, number: i32) -> Result<T> {
+    T::from_number(number).ok_or_else(|| {
+        let known: Vec<String> = T::VALUES.iter().map(|v| format!("{} = {}", v.1.number(), v.0)).collect();
+        Error::invalid(format!("config.{key} = {number}: expected one of {}", known.join(", ")))
+    })
+}
+
+fn switch(key: &str, number: i32) -> Result<bool> {
+    match number {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(Error::invalid(format!("config.{key} = {number}: expected 0 or 1"))),
+    }
+}
+
+/// The configuration that the struct describes; ranges are not checked here.
+pub(super) fn to_config(raw: &foam_config) -> Result<Config> {
+    if raw.flags != 0 || raw.reserved != 0 {
+        return Err(Error::invalid("config.flags and config.reserved must be 0"));
+    }
+    Ok(Config {
+        policy: choice("policy", raw.policy)?,
+        cadence: choice("cadence", raw.cadence)?,
+        check_period: raw.check_period,
+        start_step: raw.start_step,
+        bias_correction: switch("bias_correction", raw.bias_correction)?,
+        root: raw.root,
+        exponent_multiplier: raw.exponent_multiplier,
+        beta1: raw.beta1,
+        beta2: raw.beta2,
+        epsilon: raw.epsilon,
+        epsilon_left: raw.epsilon_left,
+        epsilon_right: raw.epsilon_right,
+        epsilon_max: raw.epsilon_max,
+        tau: raw.tau,
+        residual_threshold: raw.residual_threshold,
+        max_factor_dim: raw.max_factor_dim,
+        merge_dims: switch("merge_dims", raw.merge_dims)?,
+        grafting: choice("grafting", raw.grafting)?,
+        grafting_beta2: raw.grafting_beta2,
+        grafting_epsilon: raw.grafting_epsilon,
+        normalized_grafting: switch("normalized_grafting", raw.normalized_grafting)?,
+        momentum: raw.momentum,
+        nesterov: switch("nesterov", raw.nesterov)?,
+        ema_momentum: switch("ema_momentum", raw.ema_momentum)?,
+        nadam: switch("nadam", raw.nadam)?,
+        weight_decay: raw.weight_decay,
+        decoupled_weight_decay: switch("decoupled_weight_decay", raw.decoupled_weight_decay)?,
+        lr: raw.lr,
+        statistic_dtype: choice("statistic_dtype", raw.statistic_dtype)?,
+        negative_eigenvalues: choice("negative_eigenvalues", raw.negative_eigenvalues)?,
+        noise_floor: switch("noise_floor", raw.noise_floor)?,
+        nonfinite: choice("nonfinite", raw.nonfinite)?,
+        num_threads: raw.num_threads,
+        device: Device { kind: raw.device_type, id: raw.device_id },
+        inject_fault: choice("inject_fault", raw.inject_fault)?,
+        inject_fault_step: raw.inject_fault_step,
+    })
+}
+
+/// Fills `config` with a preset: NULL or "reference" (the paper's ViT setting on the schedule of
+/// the authors' code) or "paper" (Algorithms 1-3 as printed). `struct_size` is
+/// `sizeof(foam_config)` as the caller was compiled.
+///
+/// # Safety
+/// `config` points to `struct_size` writable bytes; `preset` is NULL or a C string; `error` is NULL
+/// or a record.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_config_init(
+    config: *mut foam_config,
+    struct_size: u32,
+    preset: *const c_char,
+    error: *mut foam_error,
+) -> foam_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        boundary::call(error, || {
+            if config.is_null() {
+                return Err(Error::invalid("config is NULL; expected a foam_config to fill"));
+            }
+            let name = if preset.is_null() { "reference" } else { boundary::text(preset, "preset")? };
+            boundary::write_struct(config, struct_size, from_config(&Config::preset(name)?))
+        })
+    }
+}
+
+/// Sets one option by name, for example `foam_config_set(&config, "tau", "0.75", &error)`.
+/// Keys are the names of the struct's fields, and "device" ("cpu", "cuda:0"). An unknown key is an
+/// error that lists the known ones; a refused value leaves the configuration as it was.
+///
+/// # Safety
+/// `config` was filled by `foam_config_init`; `key` and `value` are C strings; `error` is NULL or a
+/// record.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_config_set(
+    config: *mut foam_config,
+    key: *const c_char,
+    value: *const c_char,
+    error: *mut foam_error,
+) -> foam_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        boundary::call(error, || {
+            let raw = boundary::read_struct(config, "config")?;
+            let (key, value) = (boundary::text(key, "key")?, boundary::text(value, "value")?);
+            let mut parsed = to_config(&raw)?;
+            parsed.set(key, value)?;
+            let changed = foam_config {
+                log: raw.log,
+                log_user: raw.log_user,
+                allocate: raw.allocate,
+                deallocate: raw.deallocate,
+                allocator_user: raw.allocator_user,
+                ..from_config(&parsed)
+            };
+            boundary::write_struct(config, (*config).struct_size, changed)
+        })
+    }
+}
+
+/// Writes the text form of option `key`, NUL-terminated, into `value` of `capacity` bytes. Give
+/// `key` = NULL to get all keys, separated by spaces.
+///
+/// # Safety
+/// `config` was filled by `foam_config_init`; `key` is NULL or a C string; `value` points to
+/// `capacity` writable bytes; `error` is NULL or a record.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_config_get(
+    config: *const foam_config,
+    key: *const c_char,
+    value: *mut c_char,
+    capacity: usize,
+    error: *mut foam_error,
+) -> foam_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        boundary::call(error, || {
+            let parsed = to_config(&boundary::read_struct(config, "config")?)?;
+            let text = if key.is_null() {
+                crate::config::OPTIONS.iter().map(|o| o.key).collect::<Vec<_>>().join(" ")
+            } else {
+                parsed.get(boundary::text(key, "key")?)?
+            };
+            if value.is_null() {
+                return Err(Error::invalid("value is NULL; expected a buffer for the text"));
+            }
+            if capacity <= text.len() {
+                return Err(Error::invalid(format!(
+                    "capacity = {capacity}: expected at least {} bytes",
+                    text.len() + 1
+                )));
+            }
+            std::ptr::copy_nonoverlapping(text.as_ptr().cast::<c_char>(), value, text.len());
+            *value.add(text.len()) = 0;
+            Ok(())
+        })
+    }
+}

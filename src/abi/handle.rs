@@ -1,0 +1,325 @@
+//! The handle: creation, destruction, and the rule of one call at a time.
+
+use super::boundary;
+use super::config::{FOAM_LOG_INFO, FOAM_LOG_WARNING, foam_config, foam_log_fn, to_config};
+use super::param::{FOAM_PARAM_GRAFTING_ONLY, foam_param};
+use super::status::{foam_error, foam_status};
+use super::step::StepScratch;
+use super::tensor::foam_dtype;
+use crate::error::{Error, Kind, Result};
+use crate::memory::Allocator;
+use crate::optimizer::plan::ParamSpec;
+use crate::optimizer::{Level, Log, Optimizer};
+use crate::tensor::DType;
+use libc::c_void;
+use std::cell::UnsafeCell;
+use std::ffi::CString;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// "libfoam!" while the handle lives.
+const ALIVE: u64 = u64::from_le_bytes(*b"libfoam!");
+/// What destroy leaves behind.
+const GONE: u64 = u64::from_le_bytes(*b"foamgone");
+
+/// An optimizer. Created by `foam_create`, used by one call at a time, destroyed by `foam_destroy`.
+pub struct foam_optimizer {
+    magic: AtomicU64,
+    busy: AtomicBool,
+    poisoned: AtomicBool,
+    inner: UnsafeCell<Inner>,
+}
+
+/// What a call works on once it is inside.
+pub(super) struct Inner {
+    pub optimizer: Optimizer,
+    pub scratch: StepScratch,
+}
+
+/// What a call needs of the handle.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Need {
+    /// Consistent state: refused after a panic.
+    Sound,
+    /// Figures only: allowed after a panic.
+    Figures,
+}
+
+/// Enters the handle, runs `body`, leaves it. An overlapping call is refused, a panic poisons.
+///
+/// # Safety
+/// `handle` is NULL or came from `foam_create` and is not destroyed; `error` is NULL or a record.
+pub(super) unsafe fn enter(
+    handle: *mut foam_optimizer,
+    need: Need,
+    error: *mut foam_error,
+    body: impl FnOnce(&mut Inner) -> Result<()>,
+) -> foam_status {
+    // SAFETY: the caller's contract.
+    let outcome = unsafe { enter_checked(handle, need, body) };
+    // SAFETY: the caller's contract.
+    unsafe { boundary::finish(error, outcome) }
+}
+
+unsafe fn enter_checked(
+    handle: *mut foam_optimizer,
+    need: Need,
+    body: impl FnOnce(&mut Inner) -> Result<()>,
+) -> Result<()> {
+    if handle.is_null() {
+        return Err(Error::invalid("optimizer is NULL; expected a handle from foam_create"));
+    }
+    // SAFETY: the caller's contract.
+    let handle = unsafe { &*handle };
+    if handle.magic.load(Ordering::Relaxed) != ALIVE {
+        return Err(Error::invalid(
+            "optimizer is not a live handle; expected one from foam_create, not yet destroyed",
+        ));
+    }
+    if handle.busy.swap(true, Ordering::Acquire) {
+        return Err(Error::new(
+            Kind::Busy,
+            "another call is inside this optimizer; expected one call at a time",
+        ));
+    }
+    let outcome = if need == Need::Sound && handle.poisoned.load(Ordering::Relaxed) {
+        Err(Error::new(
+            Kind::Poisoned,
+            "an earlier call panicked and left this optimizer inconsistent; destroy it and load a checkpoint into a new one",
+        ))
+    } else {
+        // SAFETY: `busy` was ours to take: nobody else is inside.
+        let inner = unsafe { &mut *handle.inner.get() };
+        catch_unwind(AssertUnwindSafe(|| body(inner))).unwrap_or_else(|payload| {
+            handle.poisoned.store(true, Ordering::Relaxed);
+            Err(boundary::panic_error(&*payload))
+        })
+    };
+    handle.busy.store(false, Ordering::Release);
+    outcome
+}
+
+/// The log callback with its argument.
+struct LogSink {
+    callback: foam_log_fn,
+    user: *mut c_void,
+}
+
+// SAFETY: called only on a thread inside a call on the handle, as the header says.
+unsafe impl Send for LogSink {}
+
+impl LogSink {
+    fn line(&self, level: Level, message: &str) {
+        let Some(callback) = self.callback else { return };
+        let level = match level {
+            Level::Warning => FOAM_LOG_WARNING,
+            Level::Info => FOAM_LOG_INFO,
+        };
+        let text = CString::new(message.replace('\0', " ")).unwrap_or_default();
+        // SAFETY: the caller promised a working callback.
+        unsafe { callback(self.user, level, text.as_ptr()) };
+    }
+}
+
+/// The element type that a dtype names.
+pub(super) fn element_type(dtype: foam_dtype) -> Option<DType> {
+    match (dtype.code, dtype.bits, dtype.lanes) {
+        (2, 32, 1) => Some(DType::F32),
+        (2, 64, 1) => Some(DType::F64),
+        (2, 16, 1) => Some(DType::F16),
+        (4, 16, 1) => Some(DType::Bf16),
+        _ => None,
+    }
+}
+
+/// A dtype for messages.
+pub(super) fn dtype_text(dtype: foam_dtype) -> String {
+    match element_type(dtype) {
+        Some(known) => known.name().to_string(),
+        None => format!("dtype {{code {}, bits {}, lanes {}}}", dtype.code, dtype.bits, dtype.lanes),
+    }
+}
+
+/// Largest rank that is accepted, as a guard against an uninitialised `ndim`.
+pub(super) const MAX_NDIM: i32 = 64;
+
+unsafe fn read_param(raw: &foam_param, index: usize) -> Result<ParamSpec> {
+    let name = if raw.name.is_null() {
+        format!("param_{index}")
+    } else {
+        // SAFETY: the caller's contract.
+        unsafe { boundary::text(raw.name, "name") }.map_err(|e| e.at(index))?.to_string()
+    };
+    let refuse =
+        |kind, what: String| Err(Error::new(kind, format!("parameter '{name}' ({index}): {what}")).at(index));
+    if name.is_empty() {
+        return refuse(
+            Kind::InvalidArgument,
+            "name is empty; expected a name, or NULL for a made one".into(),
+        );
+    }
+    if raw.flags & !FOAM_PARAM_GRAFTING_ONLY != 0 {
+        return refuse(
+            Kind::InvalidArgument,
+            format!("flags = {:#x}: expected FOAM_PARAM_* bits", raw.flags),
+        );
+    }
+    if !(0..=MAX_NDIM).contains(&raw.ndim) {
+        return refuse(
+            Kind::InvalidArgument,
+            format!("ndim = {}: expected 0 <= ndim <= {MAX_NDIM}", raw.ndim),
+        );
+    }
+    if raw.shape.is_null() && raw.ndim > 0 {
+        return refuse(Kind::InvalidArgument, format!("shape is NULL; expected {} sizes", raw.ndim));
+    }
+    let mut shape = Vec::with_capacity(raw.ndim as usize);
+    let mut elements = 1usize;
+    for axis in 0..raw.ndim as usize {
+        // SAFETY: the caller gives `ndim` sizes.
+        let size = unsafe { raw.shape.add(axis).read_unaligned() };
+        if size <= 0 {
+            return refuse(Kind::InvalidArgument, format!("shape[{axis}] = {size}: expected at least 1"));
+        }
+        // Eight bytes an element must stay addressable.
+        let Some(product) = elements.checked_mul(size as usize).filter(|n| *n <= isize::MAX as usize / 8)
+        else {
+            return refuse(
+                Kind::InvalidArgument,
+                format!("shape overflows at axis {axis}; expected an addressable size"),
+            );
+        };
+        elements = product;
+        shape.push(size as usize);
+    }
+    let Some(dtype) = element_type(raw.dtype) else {
+        return refuse(
+            Kind::Unsupported,
+            format!(
+                "{}: expected f32 {{2,32,1}}, f64 {{2,64,1}}, f16 {{2,16,1}} or bf16 {{4,16,1}}",
+                dtype_text(raw.dtype)
+            ),
+        );
+    };
+    Ok(ParamSpec {
+        name,
+        shape,
+        dtype,
+        lr_scale: raw.lr_scale,
+        weight_decay_scale: raw.weight_decay_scale,
+        root: raw.root,
+        grafting_only: raw.flags & FOAM_PARAM_GRAFTING_ONLY != 0,
+    })
+}
+
+unsafe fn read_params(params: *const foam_param, count: usize) -> Result<Vec<ParamSpec>> {
+    if params.is_null() {
+        return Err(Error::invalid(format!("params is NULL; expected {count} foam_param")));
+    }
+    // SAFETY: the array has at least one element, whose first field is its size.
+    let stride = unsafe { (*params).struct_size } as usize;
+    let mut specs = Vec::new();
+    specs
+        .try_reserve_exact(count)
+        .map_err(|_| Error::new(Kind::OutOfMemory, format!("out of memory: count = {count} parameters")))?;
+    for index in 0..count {
+        // SAFETY: the caller gives `count` elements of `stride` bytes.
+        let raw = unsafe {
+            let element = params.cast::<u8>().add(index * stride).cast::<foam_param>();
+            boundary::read_struct(element, &format!("params[{index}]")).map_err(|e| e.at(index))?
+        };
+        if raw.struct_size as usize != stride {
+            return Err(Error::invalid(format!(
+                "params[{index}].struct_size = {}: expected {stride}, as in params[0]",
+                raw.struct_size
+            ))
+            .at(index));
+        }
+        // SAFETY: the caller's contract.
+        specs.push(unsafe { read_param(&raw, index)? });
+    }
+    Ok(specs)
+}
+
+fn read_allocator(raw: &foam_config) -> Result<Allocator> {
+    match (raw.allocate, raw.deallocate) {
+        (None, None) => Ok(Allocator::System),
+        (Some(allocate), Some(deallocate)) => {
+            Ok(Allocator::Callbacks { allocate, deallocate, user: raw.allocator_user })
+        }
+        _ => Err(Error::invalid("config.allocate and config.deallocate: expected both or neither")),
+    }
+}
+
+/// Creates an optimizer for `count` parameters, with all state zero, and puts it into `*out`.
+/// Nothing that the arguments point to is kept. On failure `*out` is not written.
+///
+/// # Safety
+/// `config` and the `params` are structs whose `struct_size` is set and whose pointers are valid;
+/// `out` is writable; `error` is NULL or a record.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_create(
+    config: *const foam_config,
+    params: *const foam_param,
+    count: usize,
+    out: *mut *mut foam_optimizer,
+    error: *mut foam_error,
+) -> foam_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        boundary::call(error, || {
+            if out.is_null() {
+                return Err(Error::invalid("out is NULL; expected a place for the handle"));
+            }
+            if count == 0 {
+                return Err(Error::invalid("count = 0: expected at least one parameter"));
+            }
+            let raw = boundary::read_struct(config, "config")?;
+            let specs = read_params(params, count)?;
+            let sink = LogSink { callback: raw.log, user: raw.log_user };
+            let log: Log = Box::new(move |level, message| sink.line(level, message));
+            let optimizer = Optimizer::new(to_config(&raw)?, specs, read_allocator(&raw)?, log)?;
+            let handle = Box::new(foam_optimizer {
+                magic: AtomicU64::new(ALIVE),
+                busy: AtomicBool::new(false),
+                poisoned: AtomicBool::new(false),
+                inner: UnsafeCell::new(Inner { scratch: StepScratch::new(count), optimizer }),
+            });
+            *out = Box::into_raw(handle);
+            Ok(())
+        })
+    }
+}
+
+/// Waits until all work on the optimizer's device is done. On the CPU nothing is ever pending.
+///
+/// # Safety
+/// `optimizer` came from `foam_create`; `error` is NULL or a record.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_synchronize(
+    optimizer: *mut foam_optimizer,
+    error: *mut foam_error,
+) -> foam_status {
+    // SAFETY: the caller's contract.
+    unsafe { enter(optimizer, Need::Sound, error, |inner| inner.optimizer.synchronize()) }
+}
+
+/// Destroys an optimizer and all its state. NULL is fine. No call may be inside the handle; if one is,
+/// the handle is left alone (and leaks) rather than torn from under it.
+///
+/// # Safety
+/// `optimizer` is NULL or came from `foam_create`, and is not used afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_destroy(optimizer: *mut foam_optimizer) {
+    if optimizer.is_null() {
+        return;
+    }
+    // SAFETY: the caller's contract.
+    let handle = unsafe { &*optimizer };
+    if handle.magic.load(Ordering::Relaxed) != ALIVE || handle.busy.swap(true, Ordering::Acquire) {
+        return;
+    }
+    handle.magic.store(GONE, Ordering::Relaxed);
+    // SAFETY: made by Box::into_raw; `busy` is ours for good. A panic in a destructor must not cross.
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(unsafe { Box::from_raw(optimizer) })));
+}

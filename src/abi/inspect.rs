@@ -1,0 +1,246 @@
+//! Reading an optimizer: figures, factors, and the exact gap.
+
+use super::boundary;
+use super::handle::{Need, enter, foam_optimizer};
+use super::stats::{
+    FOAM_FACTOR_BASIS, FOAM_FACTOR_INVERSE_ROOT, FOAM_FACTOR_SPECTRUM, FOAM_FACTOR_STATISTIC,
+    foam_factor_info, foam_stats_info,
+};
+use super::status::{foam_error, foam_status};
+use crate::error::{Error, Result};
+use crate::optimizer::Optimizer;
+use crate::optimizer::plan::SlotKind;
+use crate::optimizer::stats::Verb;
+use std::mem::size_of;
+
+/// Reads the figures of the whole optimizer. Set `info->struct_size` first. Works after a panic too.
+///
+/// # Safety
+/// `optimizer` came from `foam_create`; `info` points to as many writable bytes as its `struct_size`
+/// says; `error` is NULL or a record.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_stats(
+    optimizer: *mut foam_optimizer,
+    info: *mut foam_stats_info,
+    error: *mut foam_error,
+) -> foam_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        enter(optimizer, Need::Figures, error, |inner| {
+            if info.is_null() {
+                return Err(Error::invalid("info is NULL; expected a foam_stats_info to fill"));
+            }
+            boundary::write_struct(info, (*info).struct_size, stats_of(&inner.optimizer))
+        })
+    }
+}
+
+fn stats_of(optimizer: &Optimizer) -> foam_stats_info {
+    let summary = optimizer.summary();
+    let (totals, counters, footprint) = (summary.totals, summary.counters, summary.footprint);
+    let seconds = |verb: Verb| totals.seconds[verb as usize];
+    foam_stats_info {
+        struct_size: size_of::<foam_stats_info>() as u32,
+        flags: 0,
+        steps: totals.steps,
+        skipped_steps: totals.skipped_steps,
+        params: optimizer.plan().params.len() as u64,
+        blocks: optimizer.plan().blocks.len() as u64,
+        factors: optimizer.plan().factors.len() as u64,
+        checks: counters.checks as u64,
+        evd_calls: counters.evd_calls as u64,
+        reuse_calls: counters.reuse_calls as u64,
+        proxy_calls: counters.proxy_calls as u64,
+        epsilon_updates: counters.epsilon_updates as u64,
+        cap_refreshes: counters.cap_refreshes as u64,
+        residual_calls: counters.residual_calls as u64,
+        failed_evds: counters.failed_evds as u64,
+        fallback_double: counters.fallback_double as u64,
+        fallback_svd: counters.fallback_svd as u64,
+        fallback_stale: counters.fallback_stale as u64,
+        state_bytes_host: footprint.state_host as u64,
+        state_bytes_device: footprint.state_device as u64,
+        workspace_bytes: footprint.workspace as u64,
+        threads: footprint.threads as u64,
+        seconds_inspect: seconds(Verb::Inspect),
+        seconds_accumulate: seconds(Verb::Accumulate),
+        seconds_sense: seconds(Verb::Sense),
+        seconds_refresh: seconds(Verb::Refresh),
+        seconds_redamp: seconds(Verb::Redamp),
+        seconds_apply: seconds(Verb::Apply),
+        seconds_total: totals.seconds_total,
+    }
+}
+
+fn factor_of(optimizer: &Optimizer, index: usize) -> foam_factor_info {
+    let plan = optimizer.plan();
+    let (factor, record) = (&plan.factors[index], &optimizer.records()[index]);
+    let block = &plan.blocks[factor.block];
+    let (gauges, counters) = (record.gauges, record.counters);
+    foam_factor_info {
+        struct_size: size_of::<foam_factor_info>() as u32,
+        last_branch: counters.branch as i32,
+        param_index: block.param as i64,
+        block: (factor.block - plan.params[block.param].blocks.start) as i64,
+        axis: factor.axis as i64,
+        dim: factor.dim as i64,
+        root: factor.root,
+        epsilon_base: factor.epsilon,
+        epsilon: gauges.epsilon,
+        proxy: gauges.proxy,
+        max_proxy: gauges.max_proxy,
+        relative_change: gauges.relative_change,
+        alpha: gauges.alpha,
+        gap_bound: gauges.gap_bound,
+        residual: gauges.residual,
+        noise_floor: gauges.noise_floor,
+        eigenvalue_min: gauges.eigenvalue_min,
+        eigenvalue_max: gauges.eigenvalue_max,
+        last_refresh: counters.last_refresh as u64,
+        last_check: counters.last_check as u64,
+        checks: counters.checks as u64,
+        evd_calls: counters.evd_calls as u64,
+        reuse_calls: counters.reuse_calls as u64,
+        proxy_calls: counters.proxy_calls as u64,
+        epsilon_updates: counters.epsilon_updates as u64,
+        cap_refreshes: counters.cap_refreshes as u64,
+        residual_calls: counters.residual_calls as u64,
+        failed_evds: counters.failed_evds as u64,
+        fallback_double: counters.fallback_double as u64,
+        fallback_svd: counters.fallback_svd as u64,
+        fallback_stale: counters.fallback_stale as u64,
+    }
+}
+
+/// Reads the figures of every factor, ordered by parameter, block and axis. `items` has room for
+/// `capacity` elements of `item_size` = `sizeof(foam_factor_info)` bytes as the caller was compiled;
+/// `*count` receives the number of factors. Pass `items` = NULL and `capacity` = 0 to ask for it.
+/// If there is too little room, nothing is written but `*count`. Works after a panic too.
+///
+/// # Safety
+/// `optimizer` came from `foam_create`; `items` has `capacity` × `item_size` writable bytes; `count` is
+/// writable; `error` is NULL or a record.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_factor_stats(
+    optimizer: *mut foam_optimizer,
+    items: *mut foam_factor_info,
+    item_size: usize,
+    capacity: usize,
+    count: *mut usize,
+    error: *mut foam_error,
+) -> foam_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        enter(optimizer, Need::Figures, error, |inner| {
+            let total = inner.optimizer.plan().factors.len();
+            if count.is_null() {
+                return Err(Error::invalid("count is NULL; expected a place for the number of factors"));
+            }
+            if items.is_null() && capacity == 0 {
+                *count = total;
+                return Ok(());
+            }
+            if items.is_null() {
+                return Err(Error::invalid("items is NULL; expected room for the factors"));
+            }
+            let least = std::mem::offset_of!(foam_factor_info, root);
+            if item_size < least || item_size > 1 << 16 || item_size % 8 != 0 {
+                return Err(Error::invalid(format!(
+                    "item_size = {item_size}: expected sizeof(foam_factor_info), {} in this library",
+                    size_of::<foam_factor_info>()
+                )));
+            }
+            *count = total;
+            if capacity < total {
+                return Err(Error::invalid(format!("capacity = {capacity}: expected at least {total}")));
+            }
+            for index in 0..total {
+                let info = factor_of(&inner.optimizer, index);
+                let known = item_size.min(size_of::<foam_factor_info>());
+                let target = items.cast::<u8>().add(index * item_size);
+                std::ptr::copy_nonoverlapping((&raw const info).cast::<u8>(), target, known);
+                target.add(known).write_bytes(0, item_size - known);
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Reads one of a factor's matrices (`FOAM_FACTOR_*`), row-major, as doubles. `*count` receives the
+/// number of values; pass `values` = NULL to ask for it.
+///
+/// # Safety
+/// `optimizer` came from `foam_create`; `values` is NULL or has room for `capacity` doubles; `count` is
+/// writable; `error` is NULL or a record.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_factor_read(
+    optimizer: *mut foam_optimizer,
+    param_index: i64,
+    block: i64,
+    axis: i64,
+    what: i32,
+    values: *mut f64,
+    capacity: usize,
+    count: *mut usize,
+    error: *mut foam_error,
+) -> foam_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        enter(optimizer, Need::Sound, error, |inner| {
+            let kind = match what {
+                FOAM_FACTOR_STATISTIC => SlotKind::Statistic,
+                FOAM_FACTOR_BASIS => SlotKind::Basis,
+                FOAM_FACTOR_SPECTRUM => SlotKind::Spectrum,
+                FOAM_FACTOR_INVERSE_ROOT => SlotKind::InverseRoot,
+                _ => return Err(Error::invalid(format!("what = {what}: expected one of FOAM_FACTOR_*"))),
+            };
+            if count.is_null() {
+                return Err(Error::invalid("count is NULL; expected a place for the number of values"));
+            }
+            let factor = inner.optimizer.factor_index(param_index, block, axis)?;
+            let total = inner.optimizer.factor_len(factor, kind);
+            if !values.is_null() {
+                if capacity < total {
+                    return Err(Error::invalid(format!("capacity = {capacity}: expected at least {total}")));
+                }
+                let matrix = inner.optimizer.factor_matrix(factor, kind)?;
+                for (place, value) in matrix.iter().enumerate() {
+                    values.add(place).write(*value);
+                }
+            }
+            *count = total;
+            Ok(())
+        })
+    }
+}
+
+/// Computes the exact relative operator gap of a factor at this moment: what the proxy estimates, at
+/// the price of an eigendecomposition in double precision. For studies and tests.
+///
+/// # Safety
+/// `optimizer` came from `foam_create`; `gap` is writable; `error` is NULL or a record.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_exact_gap(
+    optimizer: *mut foam_optimizer,
+    param_index: i64,
+    block: i64,
+    axis: i64,
+    gap: *mut f64,
+    error: *mut foam_error,
+) -> foam_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        enter(optimizer, Need::Sound, error, |inner| {
+            if gap.is_null() {
+                return Err(Error::invalid("gap is NULL; expected a place for the result"));
+            }
+            *gap = exact_gap(&mut inner.optimizer, param_index, block, axis)?;
+            Ok(())
+        })
+    }
+}
+
+fn exact_gap(optimizer: &mut Optimizer, param_index: i64, block: i64, axis: i64) -> Result<f64> {
+    let factor = optimizer.factor_index(param_index, block, axis)?;
+    optimizer.exact_gap(factor)
+}

@@ -1,0 +1,29 @@
+//! The C ABI: the only `extern "C"` functions, and the only place where pointers from outside are read.
+//!
+//! A call goes through three gates: [`boundary`] (panics, struct sizes, strings), [`handle`] (one call at
+//! a time, poison), and the validation of everything it was given, before the first write.
+
+#![allow(non_camel_case_types)]
+
+mod boundary;
+mod checkpoint;
+mod config;
+mod handle;
+mod inspect;
+mod param;
+mod stats;
+mod status;
+mod step;
+mod tensor;
+mod version;
+
+pub use checkpoint::*;
+pub use config::*;
+pub use handle::*;
+pub use inspect::*;
+pub use param::*;
+pub use stats::*;
+pub use status::*;
+pub use step::*;
+pub use tensor::*;
+pub use version::*;

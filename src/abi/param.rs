@@ -1,0 +1,78 @@
+//! The description of a parameter, given once at creation.
+
+use super::boundary::{self, AbiStruct};
+use super::status::{foam_error, foam_status};
+use super::tensor::foam_dtype;
+use crate::error::Error;
+use libc::c_char;
+
+/// No preconditioner for this parameter: it takes the grafted method's step (needs a grafting).
+/// For embeddings, or whatever you know should not be preconditioned.
+pub const FOAM_PARAM_GRAFTING_ONLY: u32 = 1;
+
+/// One parameter of the model. Fill it with `foam_param_init` first, then set name, shape and dtype.
+/// The library copies what it needs: nothing is borrowed after `foam_create`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct foam_param {
+    /// Bytes of this struct, set by the caller; the same in every element of an array.
+    pub struct_size: u32,
+    /// `FOAM_PARAM_*` bits.
+    pub flags: u32,
+    /// Unique name, NUL-terminated UTF-8; NULL means "param_<index>". Checkpoints are keyed by it.
+    pub name: *const c_char,
+    /// `ndim` sizes, each at least 1.
+    pub shape: *const i64,
+    /// Number of dimensions; 0 for a scalar.
+    pub ndim: i32,
+    /// Type of the parameter's elements.
+    pub dtype: foam_dtype,
+    /// Multiplies the learning rate; default 1, must be > 0.
+    pub lr_scale: f64,
+    /// Multiplies the weight decay; default 1, 0 switches it off.
+    pub weight_decay_scale: f64,
+    /// The inverse root's p for this parameter; 0 (the default) means the configuration's.
+    pub root: f64,
+}
+
+// SAFETY: plain data, first field `struct_size`, every bit pattern valid.
+unsafe impl AbiStruct for foam_param {
+    const NAME: &'static str = "foam_param";
+    const REQUIRED: usize = std::mem::offset_of!(foam_param, lr_scale);
+
+    fn defaults() -> Self {
+        foam_param {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            flags: 0,
+            name: std::ptr::null(),
+            shape: std::ptr::null(),
+            ndim: 0,
+            dtype: foam_dtype { code: 2, bits: 32, lanes: 1 },
+            lr_scale: 1.0,
+            weight_decay_scale: 1.0,
+            root: 0.0,
+        }
+    }
+}
+
+/// Fills `param` with the defaults: a nameless f32 scalar with both scales 1.
+/// `struct_size` is `sizeof(foam_param)` as the caller was compiled.
+///
+/// # Safety
+/// `param` points to `struct_size` writable bytes; `error` is NULL or a record.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_param_init(
+    param: *mut foam_param,
+    struct_size: u32,
+    error: *mut foam_error,
+) -> foam_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        boundary::call(error, || {
+            if param.is_null() {
+                return Err(Error::invalid("param is NULL; expected a foam_param to fill"));
+            }
+            boundary::write_struct(param, struct_size, foam_param::defaults())
+        })
+    }
+}

@@ -1,0 +1,302 @@
+//! The step: its arguments, and their validation before the first write.
+
+use super::boundary::{self, AbiStruct};
+use super::handle::{Inner, Need, dtype_text, element_type, enter, foam_optimizer};
+use super::status::{foam_error, foam_status};
+use super::tensor::{FOAM_DEVICE_CPU, FOAM_DEVICE_CUDA_HOST, foam_tensor};
+use crate::backend::Tensors;
+use crate::error::{Error, Kind, Result};
+use crate::optimizer::plan::{ParamPlan, Plan};
+use crate::optimizer::{Outcome, StepOptions};
+use crate::tensor::{DType, TensorRef};
+use libc::c_void;
+
+/// Arguments of one step. Fill it with `foam_step_args_init`, then set `count`, `params` and `grads`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct foam_step_args {
+    /// Bytes of this struct, set by the caller.
+    pub struct_size: u32,
+    /// Must be 0.
+    pub flags: u32,
+    /// Number of tensors in `params` and in `grads`: as many as at creation, in the same order.
+    pub count: usize,
+    /// The parameters, updated in place.
+    pub params: *const foam_tensor,
+    /// Their gradients, only read; `data` = NULL for a parameter that takes no part in this step.
+    pub grads: *const foam_tensor,
+    /// CUDA stream to order the work on; ignored on the CPU.
+    pub stream: *mut c_void,
+    /// NULL, or receives 1 if the step was skipped because a gradient is not finite, else 0.
+    pub skipped: *mut i32,
+    /// Learning rate of this step; NaN (the default) means the configuration's.
+    pub lr: f64,
+    /// Multiplies every gradient, default 1; for example 1/S to undo a loss scale of S.
+    pub grad_scale: f64,
+}
+
+// SAFETY: plain data, first field `struct_size`, every bit pattern valid.
+unsafe impl AbiStruct for foam_step_args {
+    const NAME: &'static str = "foam_step_args";
+    const REQUIRED: usize = std::mem::offset_of!(foam_step_args, stream);
+
+    fn defaults() -> Self {
+        foam_step_args {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            flags: 0,
+            count: 0,
+            params: std::ptr::null(),
+            grads: std::ptr::null(),
+            stream: std::ptr::null_mut(),
+            skipped: std::ptr::null_mut(),
+            lr: f64::NAN,
+            grad_scale: 1.0,
+        }
+    }
+}
+
+/// Lists that a step fills anew; kept so that it does not allocate.
+pub(super) struct StepScratch {
+    params: Vec<TensorRef>,
+    grads: Vec<Option<TensorRef>>,
+    extents: Vec<Extent>,
+}
+
+/// The bytes of one tensor.
+#[derive(Clone, Copy)]
+struct Extent {
+    start: usize,
+    end: usize,
+    param: usize,
+    written: bool,
+}
+
+impl StepScratch {
+    pub fn new(count: usize) -> Self {
+        StepScratch {
+            params: Vec::with_capacity(count),
+            grads: Vec::with_capacity(count),
+            extents: Vec::with_capacity(2 * count),
+        }
+    }
+}
+
+/// Fills `args` with the defaults: no tensors, the configuration's learning rate, gradients as they are.
+/// `struct_size` is `sizeof(foam_step_args)` as the caller was compiled.
+///
+/// # Safety
+/// `args` points to `struct_size` writable bytes; `error` is NULL or a record.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_step_args_init(
+    args: *mut foam_step_args,
+    struct_size: u32,
+    error: *mut foam_error,
+) -> foam_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        boundary::call(error, || {
+            if args.is_null() {
+                return Err(Error::invalid("args is NULL; expected a foam_step_args to fill"));
+            }
+            boundary::write_struct(args, struct_size, foam_step_args::defaults())
+        })
+    }
+}
+
+/// One step: reads the gradients, updates the parameters in place. Everything is validated before the
+/// first write: a failed step (other than FOAM_PANIC) has changed neither parameters nor state.
+///
+/// # Safety
+/// `optimizer` came from `foam_create`; the tensors' memory is valid for the call, and nobody else
+/// writes it or reads the parameters meanwhile; `error` is NULL or a record.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_step(
+    optimizer: *mut foam_optimizer,
+    args: *const foam_step_args,
+    error: *mut foam_error,
+) -> foam_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        enter(optimizer, Need::Sound, error, |inner| {
+            let args = boundary::read_struct(args, "args")?;
+            let options = read_options(&args)?;
+            read_tensors(&args, inner)?;
+            let Inner { optimizer, scratch } = inner;
+            let tensors = Tensors { params: &scratch.params, grads: &scratch.grads, stream: args.stream };
+            let outcome = optimizer.step(&tensors, options)?;
+            if !args.skipped.is_null() {
+                *args.skipped = i32::from(outcome == Outcome::Skipped);
+            }
+            Ok(())
+        })
+    }
+}
+
+fn read_options(args: &foam_step_args) -> Result<StepOptions> {
+    if args.flags != 0 {
+        return Err(Error::invalid(format!("args.flags = {:#x}: expected 0", args.flags)));
+    }
+    if !args.lr.is_nan() && !(args.lr.is_finite() && args.lr >= 0.0) {
+        return Err(Error::invalid(format!(
+            "args.lr = {}: expected a number >= 0, or NaN for the configuration's",
+            args.lr
+        )));
+    }
+    if !args.grad_scale.is_finite() || args.grad_scale == 0.0 {
+        return Err(Error::invalid(format!(
+            "args.grad_scale = {}: expected a finite number other than 0 (foam_step_args_init sets 1)",
+            args.grad_scale
+        )));
+    }
+    Ok(StepOptions { lr: (!args.lr.is_nan()).then_some(args.lr), grad_scale: args.grad_scale })
+}
+
+unsafe fn read_tensors(args: &foam_step_args, inner: &mut Inner) -> Result<()> {
+    let plan = inner.optimizer.plan();
+    let count = plan.params.len();
+    if args.count != count {
+        return Err(Error::invalid(format!("args.count = {}: expected {count}, as at creation", args.count)));
+    }
+    for (list, name) in [(args.params, "params"), (args.grads, "grads")] {
+        if list.is_null() {
+            return Err(Error::invalid(format!("args.{name} is NULL; expected {count} tensors")));
+        }
+    }
+    let scratch = &mut inner.scratch;
+    scratch.params.clear();
+    scratch.grads.clear();
+    scratch.extents.clear();
+    for (index, param) in plan.params.iter().enumerate() {
+        // SAFETY: the caller gives `count` tensors in each list.
+        let (own, grad) = unsafe { (&*args.params.add(index), &*args.grads.add(index)) };
+        // SAFETY: the caller's contract.
+        let read = unsafe {
+            let own = read_tensor(own, param, "parameter", Some(param.spec.dtype));
+            let grad = if grad.data.is_null() {
+                Ok(None)
+            } else {
+                read_tensor(grad, param, "gradient of parameter", None).map(Some)
+            };
+            own.and_then(|own| Ok((own, grad?)))
+        };
+        let (own, grad) = read.map_err(|e| e.at(index))?;
+        scratch.params.push(own);
+        scratch.grads.push(grad);
+        scratch.extents.push(extent(own, param, index, true));
+        scratch.extents.extend(grad.map(|grad| extent(grad, param, index, false)));
+    }
+    refuse_overlaps(plan, &mut scratch.extents)
+}
+
+/// A tensor of the right shape, type and place, or an error that says which of these it is not.
+unsafe fn read_tensor(
+    tensor: &foam_tensor,
+    param: &ParamPlan,
+    what: &str,
+    dtype: Option<DType>,
+) -> Result<TensorRef> {
+    let name = &param.spec.name;
+    let refuse = |kind, problem: String| Err(Error::new(kind, format!("{what} '{name}': {problem}")));
+    let wanted = &param.spec.shape;
+    if tensor.ndim < 0 || tensor.ndim as usize != wanted.len() {
+        return refuse(
+            Kind::ShapeMismatch,
+            format!("ndim = {}: expected {} ({wanted:?})", tensor.ndim, wanted.len()),
+        );
+    }
+    if tensor.shape.is_null() && !wanted.is_empty() {
+        return refuse(Kind::InvalidArgument, format!("shape is NULL; expected {wanted:?}"));
+    }
+    let mut expected_stride = 1i64;
+    for axis in (0..wanted.len()).rev() {
+        // SAFETY: the caller gives `ndim` sizes.
+        let size = unsafe { tensor.shape.add(axis).read_unaligned() };
+        if size < 0 || size as usize != wanted[axis] {
+            return refuse(
+                Kind::ShapeMismatch,
+                format!("shape[{axis}] = {size}: expected {} ({wanted:?})", wanted[axis]),
+            );
+        }
+        if !tensor.strides.is_null() {
+            // SAFETY: strides that are not NULL are `ndim` numbers.
+            let stride = unsafe { tensor.strides.add(axis).read_unaligned() };
+            if size > 1 && stride != expected_stride {
+                return refuse(
+                    Kind::Unsupported,
+                    format!(
+                        "strides[{axis}] = {stride}: expected {expected_stride}, row-major contiguous memory (make a contiguous copy)"
+                    ),
+                );
+            }
+        }
+        expected_stride *= size;
+    }
+    let Some(found) = element_type(tensor.dtype) else {
+        return refuse(
+            Kind::Unsupported,
+            format!("{}: expected f32, f64, f16 or bf16", dtype_text(tensor.dtype)),
+        );
+    };
+    if let Some(dtype) = dtype.filter(|dtype| *dtype != found) {
+        return refuse(
+            Kind::ShapeMismatch,
+            format!("dtype {}: expected {}, as at creation", found.name(), dtype.name()),
+        );
+    }
+    if !matches!(tensor.device.device_type, FOAM_DEVICE_CPU | FOAM_DEVICE_CUDA_HOST) {
+        return refuse(
+            Kind::ShapeMismatch,
+            format!(
+                "device type {}: expected {FOAM_DEVICE_CPU} (CPU), the optimizer's device",
+                tensor.device.device_type
+            ),
+        );
+    }
+    if tensor.data.is_null() {
+        return refuse(Kind::InvalidArgument, "data is NULL; expected its memory".to_string());
+    }
+    let data = usize::try_from(tensor.byte_offset)
+        .ok()
+        .and_then(|offset| (tensor.data as usize).checked_add(offset));
+    let end = data.and_then(|data| data.checked_add(param.elements * found.size()));
+    if end.is_none() {
+        return refuse(
+            Kind::InvalidArgument,
+            format!("byte_offset = {}: the tensor wraps around memory", tensor.byte_offset),
+        );
+    }
+    Ok(TensorRef { data: tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize), dtype: found })
+}
+
+fn extent(tensor: TensorRef, param: &ParamPlan, index: usize, written: bool) -> Extent {
+    let start = tensor.data as usize;
+    Extent { start, end: start + param.elements * tensor.dtype.size(), param: index, written }
+}
+
+/// What is written may overlap nothing else; gradients may share memory with each other.
+fn refuse_overlaps(plan: &Plan, extents: &mut [Extent]) -> Result<()> {
+    extents.sort_unstable_by_key(|e| e.start);
+    // The furthest ends so far, of written memory and of any.
+    let (mut written, mut any): (Option<Extent>, Option<Extent>) = (None, None);
+    for extent in extents.iter() {
+        let against = if extent.written { any } else { written };
+        if let Some(other) = against.filter(|other| extent.start < other.end) {
+            let say = |e: &Extent| {
+                let name = &plan.params[e.param].spec.name;
+                format!("{} '{name}'", if e.written { "parameter" } else { "the gradient of parameter" })
+            };
+            return Err(Error::invalid(format!(
+                "{} and {} overlap in memory; expected parameters that overlap nothing else",
+                say(&other),
+                say(extent)
+            ))
+            .at(extent.param));
+        }
+        let further = |kept: Option<Extent>| kept.filter(|k| k.end >= extent.end).or(Some(*extent));
+        any = further(any);
+        if extent.written {
+            written = further(written);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,155 @@
+//! Symmetric eigendecompositions: the fast one in either precision, two slower ones to fall back on,
+//! and the test that a result must pass.
+
+use super::real::Real;
+use faer::diag::DiagMut;
+use faer::dyn_stack::{MemBuffer, MemStack, StackReq};
+use faer::linalg::evd::{
+    ComputeEigenvectors, SelfAdjointEvdParams, self_adjoint_evd, self_adjoint_evd_scratch,
+};
+use faer::linalg::svd::{ComputeSvdVectors, svd, svd_scratch};
+use faer::{Auto, MatMut, MatRef, Par, Spec};
+
+/// A decomposition in double precision, column-major.
+pub(super) struct Eigen {
+    pub spectrum: Vec<f64>,
+    pub basis: Vec<f64>,
+}
+
+/// Divide and conquer goes down to blocks of this side: faer's default of 128 costs twice the time
+/// on factors below 500.
+const RECURSION: usize = 32;
+
+fn tuned<S: Real>() -> Spec<SelfAdjointEvdParams, S> {
+    let mut params: SelfAdjointEvdParams = <SelfAdjointEvdParams as Auto<S>>::auto();
+    params.recursion_threshold = RECURSION;
+    Spec::new(params)
+}
+
+/// Scratch that [`decompose`] needs for side `n`.
+pub(super) fn scratch<S: Real>(n: usize) -> StackReq {
+    self_adjoint_evd_scratch::<S>(n, ComputeEigenvectors::Yes, Par::Seq, tuned::<S>())
+}
+
+/// A = Q diag(D) Qᵀ, column-major; false if it did not converge.
+pub(super) fn decompose<S: Real>(a: &[S], spectrum: &mut [S], basis: &mut [S], stack: &mut MemStack) -> bool {
+    let n = spectrum.len();
+    self_adjoint_evd(
+        MatRef::from_column_major_slice(a, n, n),
+        DiagMut::from_slice_mut(spectrum),
+        Some(MatMut::from_column_major_slice_mut(basis, n, n)),
+        Par::Seq,
+        stack,
+        tuned::<S>(),
+    )
+    .is_ok()
+}
+
+/// A in double precision, scaled to norm one, with faer's own parameters.
+pub(super) fn decompose_double(a: &[f64], n: usize) -> Option<Eigen> {
+    let (scaled, norm) = unit(a)?;
+    let params = Spec::new(<SelfAdjointEvdParams as Auto<f64>>::auto());
+    let need = self_adjoint_evd_scratch::<f64>(n, ComputeEigenvectors::Yes, Par::Seq, params);
+    let mut scratch = MemBuffer::try_new(need).ok()?;
+    let (mut spectrum, mut basis) = (vec![0.0; n], vec![0.0; n * n]);
+    self_adjoint_evd(
+        MatRef::from_column_major_slice(&scaled, n, n),
+        DiagMut::from_slice_mut(&mut spectrum),
+        Some(MatMut::from_column_major_slice_mut(&mut basis, n, n)),
+        Par::Seq,
+        MemStack::new(&mut scratch),
+        params,
+    )
+    .ok()?;
+    spectrum.iter_mut().for_each(|d| *d *= norm);
+    Some(Eigen { spectrum, basis })
+}
+
+/// The singular value decomposition: for a positive semidefinite A its left vectors are a basis. The
+/// spectrum is the Rayleigh quotients, which keep the sign of an eigenvalue that rounding made negative.
+pub(super) fn decompose_svd(a: &[f64], n: usize) -> Option<Eigen> {
+    let (scaled, norm) = unit(a)?;
+    let params = Spec::default();
+    let (yes, no) = (ComputeSvdVectors::Full, ComputeSvdVectors::No);
+    let mut scratch = MemBuffer::try_new(svd_scratch::<f64>(n, n, yes, no, Par::Seq, params)).ok()?;
+    let (mut values, mut basis) = (vec![0.0; n], vec![0.0; n * n]);
+    let matrix = MatRef::from_column_major_slice(&scaled, n, n);
+    svd(
+        matrix,
+        DiagMut::from_slice_mut(&mut values),
+        Some(MatMut::from_column_major_slice_mut(&mut basis, n, n)),
+        None,
+        Par::Seq,
+        MemStack::new(&mut scratch),
+        params,
+    )
+    .ok()?;
+    let spectrum = basis
+        .chunks_exact(n)
+        .map(|q| {
+            let image = image(&scaled, q);
+            norm * image.iter().zip(q).map(|(x, y)| x * y).sum::<f64>()
+        })
+        .collect();
+    Some(Eigen { spectrum, basis })
+}
+
+fn unit(a: &[f64]) -> Option<(Vec<f64>, f64)> {
+    let norm = a.iter().map(|x| x.abs()).fold(0.0, f64::max);
+    if !(norm.is_finite() && norm > 0.0) {
+        return None;
+    }
+    Some((a.iter().map(|x| x / norm).collect(), norm))
+}
+
+/// A·x for a column-major A.
+fn image<S: Real>(a: &[S], x: &[f64]) -> Vec<f64> {
+    let n = x.len();
+    let mut y = vec![0.0; n];
+    for (column, x) in a.chunks_exact(n).zip(x) {
+        y.iter_mut().zip(column).for_each(|(y, a)| *y += a.wide() * x);
+    }
+    y
+}
+
+/// Qᵀ·x for a column-major Q.
+fn coordinates<S: Real>(q: &[S], x: &[f64]) -> Vec<f64> {
+    q.chunks_exact(x.len()).map(|column| column.iter().zip(x).map(|(q, x)| q.wide() * x).sum()).collect()
+}
+
+/// Sign vectors that a decomposition is tried on.
+const PROBES: u64 = 4;
+
+/// Whether Q is orthogonal and Q diag(D) Qᵀ is A, tried on a few sign vectors: for a random z,
+/// E‖(QᵀQ − I)z‖² = ‖QᵀQ − I‖_F², at the price of O(n²) instead of O(n³).
+pub(super) fn is_sound<S: Real>(a: &[S], spectrum: &[S], basis: &[S]) -> bool {
+    let n = spectrum.len();
+    if spectrum.iter().any(|d| !d.wide().is_finite()) || basis.iter().any(|q| !q.wide().is_finite()) {
+        return false;
+    }
+    let size = a.iter().map(|x| x.wide() * x.wide()).sum::<f64>().sqrt();
+    let mut seed = 0x9E37_79B9_7F4A_7C15u64;
+    (0..PROBES).all(|_| {
+        let z: Vec<f64> = (0..n).map(|_| sign(&mut seed)).collect();
+        let norm = (n as f64).sqrt();
+        let turned = image(basis, &z);
+        let back = coordinates(basis, &turned);
+        let missing = distance(&back, &z) / norm;
+        let in_basis: Vec<f64> =
+            coordinates(basis, &z).iter().zip(spectrum).map(|(c, d)| c * d.wide()).collect();
+        let wrong = distance(&image(basis, &in_basis), &image(a, &z));
+        missing <= S::BASIS_TOLERANCE && wrong <= S::BASIS_TOLERANCE * size * norm
+    })
+}
+
+fn distance(x: &[f64], y: &[f64]) -> f64 {
+    x.iter().zip(y).map(|(x, y)| (x - y) * (x - y)).sum::<f64>().sqrt()
+}
+
+/// ±1 by xorshift.
+fn sign(seed: &mut u64) -> f64 {
+    *seed ^= *seed << 13;
+    *seed ^= *seed >> 7;
+    *seed ^= *seed << 17;
+    if *seed >> 63 == 0 { 1.0 } else { -1.0 }
+}

@@ -1,0 +1,231 @@
+//! The CPU backend: faer for the products and decompositions, a private pool over fixed tasks.
+
+mod accumulate;
+mod apply;
+mod bench;
+mod evd;
+mod gap;
+mod geometry;
+mod pool;
+mod product;
+mod real;
+mod redamp;
+mod refresh;
+mod sense;
+
+use super::{Backend, BlockOrder, Footprint, RedampOrder, RefreshOrder, Refreshed, SenseOrder, Tensors};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::memory::{Allocator, Arena};
+use crate::optimizer::plan::{Plan, SlotId};
+use crate::preconditioner::policy::Sensed;
+use crate::tensor::Precision;
+use bench::Bench;
+use geometry::Walks;
+use parking_lot::Mutex;
+use pool::Pool;
+use std::sync::Arc;
+
+/// Calls a function that is generic over the work and the statistic precision.
+macro_rules! by_precision {
+    ($param:expr, $function:ident ( $($argument:expr),* $(,)? )) => {
+        match ($param.work, $param.statistic) {
+            (Precision::F32, Precision::F32) => $function::<f32, f32>($($argument),*),
+            (Precision::F32, Precision::F64) => $function::<f32, f64>($($argument),*),
+            (Precision::F64, Precision::F32) => $function::<f64, f32>($($argument),*),
+            (Precision::F64, Precision::F64) => $function::<f64, f64>($($argument),*),
+        }
+    };
+}
+use by_precision;
+
+/// Numbers that tasks write, each its own place.
+#[derive(Clone, Copy)]
+struct Places<T>(*mut T);
+
+// SAFETY: every task writes places that no other task of the same phase touches.
+unsafe impl<T> Sync for Places<T> {}
+
+impl<T> Places<T> {
+    /// # Safety
+    /// `place` is within the buffer, and no other task touches it in this phase.
+    unsafe fn put(&self, place: usize, value: T) {
+        // SAFETY: the caller's contract.
+        unsafe { self.0.add(place).write(value) }
+    }
+
+    /// # Safety
+    /// As [`Places::put`].
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn get(&self, place: usize) -> &mut T {
+        // SAFETY: the caller's contract.
+        unsafe { &mut *self.0.add(place) }
+    }
+}
+
+/// What tasks share: the plan, the options, and where the buffers are.
+struct Floor {
+    plan: Arc<Plan>,
+    config: Config,
+    walks: Walks,
+    state: Arena,
+    work: Arena,
+    /// Offset of each factor's sensed diagonal.
+    diagonal_offsets: Vec<usize>,
+}
+
+impl Floor {
+    /// The state buffer `slot`.
+    fn slot<T>(&self, slot: SlotId) -> *mut T {
+        let slot = &self.plan.slots[slot];
+        debug_assert_eq!(slot.precision.size(), size_of::<T>());
+        // SAFETY: the offset lies within the state, by the plan.
+        unsafe { self.state.as_ptr().add(slot.offset).cast() }
+    }
+
+    /// The workspace of `block`.
+    fn work<T>(&self, block: usize) -> *mut T {
+        // SAFETY: the offset lies within the workspace, by the walks.
+        unsafe { self.work.as_ptr().add(self.walks.work_offsets[block]).cast() }
+    }
+}
+
+/// The CPU.
+pub struct Cpu {
+    floor: Floor,
+    pool: Pool,
+    /// One for each worker, made at the first check.
+    benches: Vec<Mutex<Bench>>,
+    allocator: Allocator,
+    /// Sums of the elementwise tasks.
+    chunk_sums: Vec<f64>,
+    /// Sums of the final product's tiles.
+    tile_sums: Vec<f64>,
+    /// Order of each block in the current step.
+    order_of: Vec<Option<u32>>,
+    /// diag QᵀLQ of every factor, as last sensed (only for the policy that adopts it).
+    diagonals: Vec<f64>,
+}
+
+impl Cpu {
+    /// State and workspace for `plan`, all zero.
+    pub fn new(plan: Arc<Plan>, config: &Config, allocator: Allocator) -> Result<Cpu> {
+        let walks = Walks::new(&plan);
+        let state = Arena::zeroed(plan.state_bytes, allocator, "the optimizer's state")?;
+        let work = Arena::zeroed(walks.work_bytes, allocator, "the workspace")?;
+        let mut diagonal_offsets = Vec::with_capacity(plan.factors.len());
+        let mut diagonals = 0;
+        for factor in &plan.factors {
+            diagonal_offsets.push(diagonals);
+            diagonals +=
+                if config.policy == crate::config::Policy::DiagonalResidual { factor.dim } else { 0 };
+        }
+        Ok(Cpu {
+            pool: Pool::new(config.num_threads as usize),
+            benches: Vec::new(),
+            allocator,
+            chunk_sums: vec![0.0; walks.chunks.len()],
+            tile_sums: vec![0.0; walks.partials],
+            order_of: vec![None; plan.blocks.len()],
+            diagonals: vec![0.0; diagonals],
+            floor: Floor { plan, config: config.clone(), walks, state, work, diagonal_offsets },
+        })
+    }
+
+    fn take_orders(&mut self, orders: &[BlockOrder]) {
+        self.order_of.fill(None);
+        for (number, order) in orders.iter().enumerate() {
+            self.order_of[order.block] = Some(number as u32);
+        }
+    }
+
+    /// Runs `body` for every factor of a list, one factor a thread, each with a bench of its own.
+    fn each_factor(&mut self, count: usize, body: &(dyn Fn(&Floor, usize, &mut Bench) + Sync)) -> Result<()> {
+        if self.benches.is_empty() {
+            for _ in 0..self.pool.threads().min(self.floor.plan.factors.len()) {
+                self.benches.push(Mutex::new(Bench::new(&self.floor.plan, self.allocator)?));
+            }
+        }
+        let (floor, benches) = (&self.floor, &self.benches);
+        self.pool.run(count, count > 1, &|task, _| {
+            // At most min(threads, factors) tasks run at once, and there are as many benches: one is
+            // always free.
+            let mut bench = benches.iter().cycle().find_map(|bench| bench.try_lock());
+            if let Some(bench) = bench.as_mut() {
+                body(floor, task, bench);
+            }
+        });
+        Ok(())
+    }
+}
+
+impl Backend for Cpu {
+    fn inspect(&mut self, tensors: &Tensors, orders: &mut [BlockOrder]) -> Result<()> {
+        accumulate::inspect(self, tensors, orders);
+        Ok(())
+    }
+
+    fn accumulate(&mut self, tensors: &Tensors, orders: &[BlockOrder]) -> Result<()> {
+        accumulate::accumulate(self, tensors, orders);
+        Ok(())
+    }
+
+    fn sense(&mut self, orders: &[SenseOrder], sensed: &mut [Sensed]) -> Result<()> {
+        sense::sense(self, orders, sensed)
+    }
+
+    fn refresh(&mut self, orders: &[RefreshOrder], refreshed: &mut [Refreshed]) -> Result<()> {
+        refresh::refresh(self, orders, refreshed)
+    }
+
+    fn redamp(&mut self, orders: &[RedampOrder]) -> Result<()> {
+        redamp::redamp(self, orders)
+    }
+
+    fn apply(&mut self, tensors: &Tensors, orders: &[BlockOrder]) -> Result<()> {
+        apply::apply(self, tensors, orders);
+        Ok(())
+    }
+
+    fn exact_gap(&mut self, factor: usize, scale: f64, epsilon: f64) -> Result<f64> {
+        gap::exact_gap(&self.floor, factor, scale, epsilon)
+    }
+
+    fn read(&mut self, slot: SlotId, bytes: &mut [u8]) -> Result<()> {
+        let source = self.buffer(slot, bytes.len())?;
+        // SAFETY: `buffer` checked the length.
+        unsafe { std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    fn write(&mut self, slot: SlotId, bytes: &[u8]) -> Result<()> {
+        let target = self.buffer(slot, bytes.len())?;
+        // SAFETY: `buffer` checked the length.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
+        Ok(())
+    }
+
+    fn synchronize(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn footprint(&self) -> Footprint {
+        Footprint {
+            state_host: self.floor.state.bytes(),
+            state_device: 0,
+            workspace: self.floor.work.bytes() + self.benches.iter().map(|b| b.lock().bytes()).sum::<usize>(),
+            threads: self.pool.threads(),
+        }
+    }
+}
+
+impl Cpu {
+    fn buffer(&self, slot: SlotId, len: usize) -> Result<*mut u8> {
+        let plan = &self.floor.plan.slots[slot];
+        if plan.bytes() != len {
+            return Err(Error::invalid(format!("a state buffer has {} bytes, not {len}", plan.bytes())));
+        }
+        // SAFETY: the offset lies within the state, by the plan.
+        Ok(unsafe { self.floor.state.as_ptr().add(plan.offset) })
+    }
+}

@@ -1,0 +1,178 @@
+//! Matrix products on raw, strided memory: a thin layer over faer, plus what keeps symmetry's gain.
+
+use super::real::Real;
+use faer::{Accum, MatMut, MatRef, Par};
+
+/// A matrix somewhere in memory: row `i`, column `j` at `data + i·row + j·col`.
+#[derive(Clone, Copy)]
+pub struct Span2<T> {
+    /// First element.
+    pub data: *mut T,
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+    /// Elements between rows.
+    pub row: usize,
+    /// Elements between columns.
+    pub col: usize,
+}
+
+impl<T> Span2<T> {
+    /// A row-major matrix with `stride` elements a row.
+    pub fn row_major(data: *mut T, rows: usize, cols: usize, stride: usize) -> Self {
+        Span2 { data, rows, cols, row: stride, col: 1 }
+    }
+
+    /// A square column-major matrix.
+    pub fn square(data: *mut T, n: usize) -> Self {
+        Span2 { data, rows: n, cols: n, row: 1, col: n }
+    }
+
+    /// The transpose.
+    pub fn t(self) -> Self {
+        Span2 { data: self.data, rows: self.cols, cols: self.rows, row: self.col, col: self.row }
+    }
+
+    /// The part that starts at (`row`, `col`).
+    pub fn part(self, row: usize, col: usize, rows: usize, cols: usize) -> Self {
+        debug_assert!(row + rows <= self.rows && col + cols <= self.cols);
+        let offset = row * self.row + col * self.col;
+        Span2 { data: self.data.wrapping_add(offset), rows, cols, ..self }
+    }
+
+    /// faer's view of it.
+    ///
+    /// # Safety
+    /// The memory is readable and not written while the view lives.
+    pub unsafe fn view<'a>(self) -> MatRef<'a, T> {
+        let (row, col) = (self.row as isize, self.col as isize);
+        // SAFETY: the caller's contract.
+        unsafe { MatRef::from_raw_parts(self.data, self.rows, self.cols, row, col) }
+    }
+
+    /// faer's mutable view of it.
+    ///
+    /// # Safety
+    /// The memory is writable and not accessed otherwise while the view lives.
+    pub unsafe fn view_mut<'a>(self) -> MatMut<'a, T> {
+        let (row, col) = (self.row as isize, self.col as isize);
+        // SAFETY: the caller's contract.
+        unsafe { MatMut::from_raw_parts_mut(self.data, self.rows, self.cols, row, col) }
+    }
+}
+
+/// `target` = (`add`? `target` : 0) + `alpha`·`left`·`right`, on the calling thread.
+///
+/// # Safety
+/// All three are valid memory; `target` overlaps neither operand.
+pub unsafe fn multiply<T: Real>(target: Span2<T>, add: bool, left: Span2<T>, right: Span2<T>, alpha: T) {
+    let accum = if add { Accum::Add } else { Accum::Replace };
+    // SAFETY: the caller's contract.
+    unsafe {
+        faer::linalg::matmul::matmul(target.view_mut(), accum, left.view(), right.view(), alpha, Par::Seq);
+    }
+}
+
+/// A diagonal block up to this side is computed in full: splitting it further costs more than it saves.
+const DIAGONAL: usize = 96;
+
+/// The lower triangle of a symmetric `target` (+)= `alpha`·`left`·`right`. Parts of the upper triangle
+/// near the diagonal are written too; they are never read.
+///
+/// # Safety
+/// As [`multiply`].
+pub unsafe fn multiply_lower<T: Real>(
+    target: Span2<T>,
+    add: bool,
+    left: Span2<T>,
+    right: Span2<T>,
+    alpha: T,
+) {
+    let (n, k) = (target.rows, left.cols);
+    // SAFETY: parts of valid matrices, disjoint in the target.
+    unsafe {
+        if n <= DIAGONAL {
+            return multiply(target, add, left, right, alpha);
+        }
+        // Halves that are multiples of the kernel's tile.
+        let half = (n / 2).next_multiple_of(48).min(n - 1);
+        let rest = n - half;
+        multiply_lower(
+            target.part(0, 0, half, half),
+            add,
+            left.part(0, 0, half, k),
+            right.part(0, 0, k, half),
+            alpha,
+        );
+        multiply(
+            target.part(half, 0, rest, half),
+            add,
+            left.part(half, 0, rest, k),
+            right.part(0, 0, k, half),
+            alpha,
+        );
+        multiply_lower(
+            target.part(half, half, rest, rest),
+            add,
+            left.part(half, 0, rest, k),
+            right.part(0, half, k, rest),
+            alpha,
+        );
+    }
+}
+
+/// Side of the tiles in which a triangle is copied onto the other.
+const TILE: usize = 32;
+
+/// Copies the lower triangle of a column-major `source` of side `n`, times `scale`, into both triangles
+/// of `target`, converting on the way.
+///
+/// # Safety
+/// Both are `n`×`n` column-major, `source` with `stride` elements a column; they do not overlap unless
+/// they are the same memory of the same type and stride.
+pub unsafe fn mirror<S: Real, W: Real>(
+    source: *const S,
+    stride: usize,
+    target: *mut W,
+    n: usize,
+    scale: f64,
+) {
+    let convert = |x: S| if scale == 1.0 { W::of(x.wide()) } else { W::of(x.wide() * scale) };
+    for first_col in (0..n).step_by(TILE) {
+        for first_row in (first_col..n).step_by(TILE) {
+            for j in first_col..(first_col + TILE).min(n) {
+                for i in first_row.max(j)..(first_row + TILE).min(n) {
+                    // SAFETY: i, j < n.
+                    unsafe {
+                        let x = convert(source.add(i + j * stride).read());
+                        target.add(i + j * n).write(x);
+                        target.add(j + i * n).write(x);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lower_triangle_equals_the_full_product() {
+        for n in [1, 5, 96, 97, 150, 257] {
+            let k = 13;
+            let a: Vec<f64> = (0..n * k).map(|i| ((i * 7919) % 101) as f64 - 50.0).collect();
+            let a_span = Span2 { data: a.as_ptr().cast_mut(), rows: n, cols: k, row: 1, col: n };
+            let (mut lower, mut full) = (vec![1.0; n * n], vec![1.0; n * n]);
+            // SAFETY: all buffers have the sizes that the spans say.
+            unsafe {
+                multiply_lower(Span2::square(lower.as_mut_ptr(), n), true, a_span, a_span.t(), 0.5);
+                multiply(Span2::square(full.as_mut_ptr(), n), true, a_span, a_span.t(), 0.5);
+                mirror(lower.as_ptr(), n, lower.as_mut_ptr(), n, 1.0);
+            }
+            assert_eq!(lower, full, "side {n}");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The two working precisions, and the way between them and the caller's element types.
+
+use crate::tensor::{DType, TensorRef};
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+/// Longest run of elements handled at once; such a run of every operand stays in the first cache.
+pub const SPAN: usize = 1024;
+
+/// A working precision: f32 or f64.
+pub trait Real:
+    faer::traits::RealField
+    + Copy
+    + Default
+    + bytemuck::Pod
+    + std::ops::Add<Output = Self>
+    + std::ops::Sub<Output = Self>
+    + std::ops::Mul<Output = Self>
+    + std::ops::Div<Output = Self>
+    + std::ops::AddAssign
+    + std::ops::MulAssign
+    + PartialOrd
+    + Send
+    + Sync
+    + 'static
+{
+    /// Its largest finite value.
+    const LARGEST: f64;
+    /// What an orthogonal basis may miss, as a relative error.
+    const BASIS_TOLERANCE: f64;
+    /// Rounds.
+    fn of(x: f64) -> Self;
+    /// Widens.
+    fn wide(self) -> f64;
+    /// Square root.
+    fn root(self) -> Self;
+    /// Reads `len` elements of a caller's tensor, multiplied by `scale`.
+    ///
+    /// # Safety
+    /// The tensor has `offset + out.len()` elements.
+    unsafe fn load(tensor: TensorRef, offset: usize, scale: f64, out: &mut [Self]);
+    /// Writes `values` into a caller's tensor.
+    ///
+    /// # Safety
+    /// The tensor has `offset + values.len()` elements, and nobody else accesses them.
+    unsafe fn store(tensor: TensorRef, offset: usize, values: &[Self]);
+}
+
+macro_rules! implement {
+    ($type:ty, $tolerance:expr, $to_slice:ident, $from_slice:ident) => {
+        impl Real for $type {
+            const LARGEST: f64 = <$type>::MAX as f64;
+            const BASIS_TOLERANCE: f64 = $tolerance;
+            #[inline(always)]
+            fn of(x: f64) -> Self {
+                x as $type
+            }
+            #[inline(always)]
+            fn wide(self) -> f64 {
+                self as f64
+            }
+            #[inline(always)]
+            fn root(self) -> Self {
+                self.sqrt()
+            }
+            #[inline(always)]
+            unsafe fn load(tensor: TensorRef, offset: usize, scale: f64, out: &mut [Self]) {
+                let len = out.len();
+                debug_assert!(len <= SPAN);
+                // SAFETY: the caller's contract; unaligned reads.
+                unsafe {
+                    match tensor.dtype {
+                        DType::F32 => {
+                            let source = tensor.data.cast::<f32>().add(offset);
+                            for (i, x) in out.iter_mut().enumerate() {
+                                *x = source.add(i).read_unaligned() as $type;
+                            }
+                        }
+                        DType::F64 => {
+                            let source = tensor.data.cast::<f64>().add(offset);
+                            for (i, x) in out.iter_mut().enumerate() {
+                                *x = source.add(i).read_unaligned() as $type;
+                            }
+                        }
+                        DType::F16 => {
+                            let mut half = [f16::ZERO; SPAN];
+                            let source = tensor.data.cast::<f16>().add(offset).cast::<u8>();
+                            std::ptr::copy_nonoverlapping(source, half.as_mut_ptr().cast(), len * 2);
+                            half[..len].$to_slice(out);
+                        }
+                        DType::Bf16 => {
+                            let mut half = [bf16::ZERO; SPAN];
+                            let source = tensor.data.cast::<bf16>().add(offset).cast::<u8>();
+                            std::ptr::copy_nonoverlapping(source, half.as_mut_ptr().cast(), len * 2);
+                            half[..len].$to_slice(out);
+                        }
+                    }
+                }
+                if scale != 1.0 {
+                    let scale = scale as $type;
+                    out.iter_mut().for_each(|x| *x *= scale);
+                }
+            }
+            #[inline(always)]
+            unsafe fn store(tensor: TensorRef, offset: usize, values: &[Self]) {
+                let len = values.len();
+                debug_assert!(len <= SPAN);
+                // SAFETY: the caller's contract; unaligned writes.
+                unsafe {
+                    match tensor.dtype {
+                        DType::F32 => {
+                            let target = tensor.data.cast::<f32>().add(offset);
+                            for (i, x) in values.iter().enumerate() {
+                                target.add(i).write_unaligned(*x as f32);
+                            }
+                        }
+                        DType::F64 => {
+                            let target = tensor.data.cast::<f64>().add(offset);
+                            for (i, x) in values.iter().enumerate() {
+                                target.add(i).write_unaligned(*x as f64);
+                            }
+                        }
+                        DType::F16 => {
+                            let mut half = [f16::ZERO; SPAN];
+                            half[..len].$from_slice(values);
+                            let target = tensor.data.cast::<f16>().add(offset).cast::<u8>();
+                            std::ptr::copy_nonoverlapping(half.as_ptr().cast(), target, len * 2);
+                        }
+                        DType::Bf16 => {
+                            let mut half = [bf16::ZERO; SPAN];
+                            half[..len].$from_slice(values);
+                            let target = tensor.data.cast::<bf16>().add(offset).cast::<u8>();
+                            std::ptr::copy_nonoverlapping(half.as_ptr().cast(), target, len * 2);
+                        }
+                    }
+                }
+            }
+        }
+    };
+}
+
+implement!(f32, 1e-4, convert_to_f32_slice, convert_from_f32_slice);
+implement!(f64, 1e-9, convert_to_f64_slice, convert_from_f64_slice);
+
+/// Σ x², in sixteen lanes whose order does not depend on the machine.
+#[inline(always)]
+pub fn sum_of_squares<W: Real>(values: &[W]) -> f64 {
+    let mut lanes = [W::default(); 16];
+    let mut chunks = values.chunks_exact(16);
+    for chunk in &mut chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *lane += *x * *x;
+        }
+    }
+    for (lane, x) in lanes.iter_mut().zip(chunks.remainder()) {
+        *lane += *x * *x;
+    }
+    lanes.iter().map(|lane| lane.wide()).sum()
+}

@@ -1,0 +1,60 @@
+//! The verb `redamp`: the inverse root Q (D + ε)^(−1/p) Qᵀ, formed as B Bᵀ with B = Q (D + ε)^(−1/2p),
+//! so that only half of it is computed and it is symmetric to the last bit.
+
+use super::bench::{Bench, PADDING};
+use super::product::{Span2, mirror, multiply_lower};
+use super::real::Real;
+use super::{Cpu, Floor, Places, Precision, by_precision};
+use crate::backend::RedampOrder;
+use crate::error::Result;
+use crate::optimizer::plan::FactorPlan;
+
+/// Forms inverse roots.
+pub(super) fn redamp(cpu: &mut Cpu, orders: &[RedampOrder]) -> Result<()> {
+    let diagonals = Places(cpu.diagonals.as_mut_ptr());
+    cpu.each_factor(orders.len(), &|floor, task, bench| {
+        let order = &orders[task];
+        let factor = &floor.plan.factors[order.factor];
+        if order.adopt_diagonal {
+            let place = floor.diagonal_offsets[order.factor];
+            bench.vector.clear();
+            // SAFETY: every factor has its own stretch of diagonals.
+            bench.vector.extend((0..factor.dim).map(|i| unsafe { *diagonals.get(place + i) }));
+        }
+        by_precision!(floor.plan.param_of(order.factor), redamp_factor(floor, factor, order, bench));
+    })
+}
+
+fn redamp_factor<W: Real, S: Real>(
+    floor: &Floor,
+    factor: &FactorPlan,
+    order: &RedampOrder,
+    bench: &mut Bench,
+) {
+    let n = factor.dim;
+    // SAFETY: the spectrum has n numbers, and only this task touches the factor.
+    let spectrum = unsafe { std::slice::from_raw_parts_mut(floor.slot::<S>(factor.spectrum), n) };
+    if order.adopt_diagonal {
+        spectrum.iter_mut().zip(&bench.vector).for_each(|(d, x)| *d = S::of(*x));
+    }
+    let (basis, b) = (floor.slot::<S>(factor.basis), bench.matrix::<S>(0));
+    let stride = n + PADDING;
+    for (j, d) in spectrum.iter().enumerate() {
+        let weight = S::of((d.wide().max(0.0) + order.epsilon).powf(-0.5 * factor.exponent));
+        // SAFETY: column j of the basis and of B.
+        let (source, target) = unsafe {
+            (
+                std::slice::from_raw_parts(basis.add(j * n), n),
+                std::slice::from_raw_parts_mut(b.add(j * stride), n),
+            )
+        };
+        target.iter_mut().zip(source).for_each(|(t, q)| *t = *q * weight);
+    }
+    let b = Span2 { data: b, rows: n, cols: n, row: 1, col: stride };
+    let root = Span2::square(bench.matrix::<S>(1), n);
+    // SAFETY: two matrices of the bench; the inverse root has n² numbers.
+    unsafe {
+        multiply_lower(root, false, b, b.t(), S::of(1.0));
+        mirror::<S, W>(root.data, n, floor.slot::<W>(factor.inverse_root), n, 1.0);
+    }
+}

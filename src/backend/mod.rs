@@ -1,0 +1,187 @@
+//! The verbs that a device performs, each over a batch, so that a CPU can spread blocks over threads
+//! and a GPU can batch and fuse. Control flow stays with the optimizer; a backend only computes.
+//!
+//! | verb | does | when |
+//! | --- | --- | --- |
+//! | [`Backend::inspect`] | ‖G‖² of every block; finds what is not finite | every step, before any write |
+//! | [`Backend::accumulate`] | statistic ← β·statistic + (1−β)·G Gᵀ, along every axis | every step |
+//! | [`Backend::sense`] | RC, α, residual of factors in their stale basis | check steps |
+//! | [`Backend::refresh`] | eigendecompositions, with the never-fail ladder | check steps |
+//! | [`Backend::redamp`] | inverse roots from (basis, spectrum, ε) | check steps |
+//! | [`Backend::apply`] | filter, direction, grafting, decay, momentum, parameter | every step |
+
+pub mod cpu;
+
+use crate::config::InjectFault;
+use crate::error::Result;
+use crate::optimizer::plan::SlotId;
+use crate::preconditioner::policy::Sensed;
+use crate::tensor::TensorRef;
+
+/// The tensors of one step, validated, in the order of the plan's parameters.
+pub struct Tensors<'a> {
+    /// Parameters, updated in place.
+    pub params: &'a [TensorRef],
+    /// Gradients; `None` for a parameter that takes no part.
+    pub grads: &'a [Option<TensorRef>],
+    /// The caller's stream, for devices that have streams.
+    pub stream: *mut libc::c_void,
+}
+
+// SAFETY: addresses; validated tensors are disjoint and live for the call.
+unsafe impl Sync for Tensors<'_> {}
+
+/// How the direction of a block comes about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// Inverse roots times the filtered gradient, with the grafted method's length.
+    Preconditioned,
+    /// The grafted method's own step.
+    Grafted,
+    /// No direction yet: only decay and momentum act.
+    Zero,
+}
+
+/// What a step does with one block.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockOrder {
+    /// The block.
+    pub block: usize,
+    /// How its direction comes about.
+    pub direction: Direction,
+    /// Multiplies the gradient.
+    pub grad_scale: f64,
+    /// Added to the gradient: this times the parameter.
+    pub coupled_decay: f64,
+    /// Added to the direction: this times the parameter.
+    pub decoupled_decay: f64,
+    /// Learning rate.
+    pub lr: f64,
+    /// The filtered gradient is divided by it.
+    pub filter_correction: f64,
+    /// The grafted second moment is divided by it.
+    pub moment_correction: f64,
+    /// The stored statistics are multiplied by it first (1 in nearly every step).
+    pub statistic_decay: f64,
+    /// G Gᵀ enters the stored statistics with this weight.
+    pub statistic_gain: f64,
+    /// ‖G‖² of the block, found by `inspect`.
+    pub squared_norm: f64,
+}
+
+/// A factor to sense.
+#[derive(Clone, Copy, Debug)]
+pub struct SenseOrder {
+    /// The factor.
+    pub factor: usize,
+    /// The statistic is the stored one times this (average weight and bias correction).
+    pub scale: f64,
+    /// ε to sense with.
+    pub epsilon: f64,
+    /// Search for a certified ε: the smallest in [low, high] whose proxy is at most the target.
+    pub search: Option<Search>,
+}
+
+/// A search for the smallest sufficient damping.
+#[derive(Clone, Copy, Debug)]
+pub struct Search {
+    /// Smallest ε.
+    pub low: f64,
+    /// Largest ε.
+    pub high: f64,
+    /// Largest tolerated proxy.
+    pub target: f64,
+}
+
+/// A factor to refresh.
+#[derive(Clone, Copy, Debug)]
+pub struct RefreshOrder {
+    /// The factor.
+    pub factor: usize,
+    /// As in [`SenseOrder`].
+    pub scale: f64,
+    /// ε that the noise floor is measured with.
+    pub epsilon: f64,
+    /// Whether there is a stale basis to fall back on.
+    pub has_basis: bool,
+    /// A fault made on purpose.
+    pub fault: InjectFault,
+}
+
+/// Which path gave the basis.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rung {
+    /// The eigendecomposition in the chosen precision (or the statistic is diagonal).
+    #[default]
+    Chosen,
+    /// The one in double precision.
+    Double,
+    /// The singular value decomposition in double precision.
+    Svd,
+    /// None: the stale basis was kept (or, with no basis, the statistic's diagonal was taken).
+    Stale,
+}
+
+/// What a refresh found.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Refreshed {
+    /// Which path gave the basis.
+    pub rung: Rung,
+    /// Smallest eigenvalue.
+    pub eigenvalue_min: f64,
+    /// Largest eigenvalue.
+    pub eigenvalue_max: f64,
+    /// The proxy right after the refresh; NaN when it was not measured.
+    pub noise_floor: f64,
+}
+
+/// A factor whose inverse root is formed anew.
+#[derive(Clone, Copy, Debug)]
+pub struct RedampOrder {
+    /// The factor.
+    pub factor: usize,
+    /// ε.
+    pub epsilon: f64,
+    /// First take the diagonal found by the last `sense` as spectrum.
+    pub adopt_diagonal: bool,
+}
+
+/// Sizes that a backend reports.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Footprint {
+    /// Bytes of state in host memory.
+    pub state_host: usize,
+    /// Bytes of state in device memory.
+    pub state_device: usize,
+    /// Bytes of workspace.
+    pub workspace: usize,
+    /// Threads that share the work.
+    pub threads: usize,
+}
+
+/// A device. After [`Backend::inspect`] has let a step pass, no verb fails for numerical reasons.
+pub trait Backend: Send {
+    /// Fills `squared_norm` of every order; a value that is not finite means that the block's
+    /// gradient, or its square in the precision of the statistics, is not.
+    fn inspect(&mut self, tensors: &Tensors, orders: &mut [BlockOrder]) -> Result<()>;
+    /// Updates the statistics.
+    fn accumulate(&mut self, tensors: &Tensors, orders: &[BlockOrder]) -> Result<()>;
+    /// Measures factors; `sensed[i]` answers `orders[i]`.
+    fn sense(&mut self, orders: &[SenseOrder], sensed: &mut [Sensed]) -> Result<()>;
+    /// Renews bases and spectra; `refreshed[i]` answers `orders[i]`.
+    fn refresh(&mut self, orders: &[RefreshOrder], refreshed: &mut [Refreshed]) -> Result<()>;
+    /// Forms inverse roots.
+    fn redamp(&mut self, orders: &[RedampOrder]) -> Result<()>;
+    /// Updates moments, momentum and parameters.
+    fn apply(&mut self, tensors: &Tensors, orders: &[BlockOrder]) -> Result<()>;
+    /// The exact relative operator gap ‖(L+ε)^(−1/p) − (L̂+ε)^(−1/p)‖_F / ‖(L̂+ε)^(−1/p)‖_F, in f64.
+    fn exact_gap(&mut self, factor: usize, scale: f64, epsilon: f64) -> Result<f64>;
+    /// Copies a state buffer out.
+    fn read(&mut self, slot: SlotId, bytes: &mut [u8]) -> Result<()>;
+    /// Copies a state buffer in.
+    fn write(&mut self, slot: SlotId, bytes: &[u8]) -> Result<()>;
+    /// Waits until all work is done.
+    fn synchronize(&mut self) -> Result<()>;
+    /// What it occupies.
+    fn footprint(&self) -> Footprint;
+}

@@ -1,0 +1,4 @@
+//! Checkpoints: the whole state to and from one safetensors file, keyed by parameter name.
+
+pub mod file;
+pub mod format;

@@ -1,0 +1,49 @@
+//! libfoam: Shampoo whose damping and eigendecomposition frequency are steered, factor by factor,
+//! by a measured proxy of the staleness error (FOAM), behind a stable C ABI.
+//!
+//! # The map
+//! Data flows down this list and back once: gradient → statistic → sense → decide → refresh or
+//! re-damp → apply → parameter.
+//!
+//! | module | is |
+//! | --- | --- |
+//! | [`abi`] | the only `extern "C"`: boundary, errors, configuration, handle, statistics, checkpoints |
+//! | [`config`] | the hyperparameters: every option, its default, its range |
+//! | [`optimizer`] | Algorithm 1: parameters cut into blocks, the step's pipeline, the state's layout |
+//! | [`preconditioner`] | one Kronecker factor: its record, when it is checked, what is decided, the proven bound |
+//! | [`backend`] | the verbs that a device performs on batches of blocks; `cpu` does them with faer |
+//! | [`checkpoint`] | state to and from safetensors, atomically |
+//!
+//! # Glossary
+//! The paper's symbols, and the words for them here, in the ABI, in the statistics and in the documents.
+//!
+//! | word | symbol | meaning |
+//! | --- | --- | --- |
+//! | block | G | a matrix (or tensor) piece of a parameter, no side larger than `max_factor_dim` |
+//! | factor | | what belongs to one axis of a block |
+//! | statistic | L, R | running second moment of the gradient along an axis |
+//! | basis | Q | eigenvectors of the statistic at the last refresh |
+//! | spectrum | D | its eigenvalues then |
+//! | epsilon | ε | damping in use, between ε₀ (`epsilon`) and ε_max (`epsilon_max`) |
+//! | root | p | the inverse root is (Q (D + ε) Qᵀ)^(−1/p) |
+//! | relative change | RC | ‖(L̂+ε)^(−1/2) (L − L̂) (L̂+ε)^(−1/2)‖_F, in the stale basis |
+//! | alpha | α | ‖L̂^(−1/p)‖₂ / ‖L̂^(−1/p)‖_F |
+//! | proxy | h | α·RC/p, a first-order bound of the relative operator gap |
+//! | gap bound | h·g(m) | a bound that holds for any drift, see [`preconditioner::bound`] |
+//! | check period | f | steps between two checks of a factor |
+//! | tau | τ | the tolerated proxy |
+//! | refresh | EVD | a new basis and spectrum |
+
+#![deny(missing_docs)]
+#![deny(unsafe_op_in_unsafe_fn)]
+#![warn(clippy::undocumented_unsafe_blocks)]
+
+pub mod abi;
+pub mod backend;
+pub mod checkpoint;
+pub mod config;
+pub mod error;
+pub mod memory;
+pub mod optimizer;
+pub mod preconditioner;
+pub mod tensor;

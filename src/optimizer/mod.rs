@@ -1,0 +1,312 @@
+//! Algorithm 1: the step as a pipeline over batches of blocks,
+//! inspect → accumulate → (sense → decide → refresh / redamp) → apply.
+
+mod check;
+mod diagnose;
+pub mod plan;
+pub mod stats;
+
+use crate::backend::cpu::Cpu;
+use crate::backend::{Backend, BlockOrder, Direction, Tensors};
+use crate::config::{Config, Grafting, InjectFault, Nonfinite};
+use crate::error::{Error, Kind, Result};
+use crate::memory::Allocator;
+use crate::preconditioner::{FactorRecord, cadence};
+use plan::{ParamPlan, ParamSpec, Plan};
+use stats::{Totals, Verb};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// How urgent a log line is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// Something that a user should look at.
+    Warning,
+    /// Something that a user may ignore.
+    Info,
+}
+
+/// Where log lines go.
+pub type Log = Box<dyn Fn(Level, &str) + Send>;
+
+/// The time of one parameter: it ticks only when the parameter takes part in a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Clock {
+    /// Steps taken.
+    pub step: u64,
+    /// The statistic is the stored one times this. Carrying the decay here saves a pass over every
+    /// statistic in every step.
+    pub weight: f64,
+}
+
+/// Below this weight the stored statistics are rescaled, so that they never grow far beyond the true
+/// ones.
+const LEAST_WEIGHT: f64 = 1.0 / 16.0;
+
+/// What a step came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Parameters were updated.
+    Stepped,
+    /// A gradient was not finite, and the configuration says to skip such steps.
+    Skipped,
+}
+
+/// What a caller may set for one step.
+#[derive(Clone, Copy, Debug)]
+pub struct StepOptions {
+    /// Learning rate; the configuration's if `None`.
+    pub lr: Option<f64>,
+    /// Multiplies every gradient.
+    pub grad_scale: f64,
+}
+
+impl Default for StepOptions {
+    fn default() -> Self {
+        StepOptions { lr: None, grad_scale: 1.0 }
+    }
+}
+
+/// An optimizer: the plan, the records, and a backend that holds the buffers.
+pub struct Optimizer {
+    config: Config,
+    plan: Arc<Plan>,
+    backend: Box<dyn Backend>,
+    clocks: Vec<Clock>,
+    records: Vec<FactorRecord>,
+    totals: Totals,
+    log: Log,
+    orders: Vec<BlockOrder>,
+    /// Clocks as they will be if the step passes inspection.
+    next: Vec<Clock>,
+}
+
+impl Optimizer {
+    /// An optimizer for `specs`, with all state zero.
+    pub fn new(config: Config, specs: Vec<ParamSpec>, allocator: Allocator, log: Log) -> Result<Optimizer> {
+        config.validate()?;
+        if config.device.kind != crate::config::Device::CPU.kind {
+            return Err(Error::new(
+                Kind::Unsupported,
+                format!("device = {}: this build has the cpu backend only", config.get("device")?),
+            ));
+        }
+        check_specs(&config, &specs)?;
+        let plan = Arc::new(Plan::new(&config, specs)?);
+        let backend = Box::new(Cpu::new(plan.clone(), &config, allocator)?);
+        let clocks = vec![Clock { step: 0, weight: 1.0 }; plan.params.len()];
+        let records = plan.factors.iter().map(|f| FactorRecord::new(f.epsilon)).collect();
+        Ok(Optimizer {
+            backend,
+            next: clocks.clone(),
+            clocks,
+            records,
+            totals: Totals::default(),
+            log,
+            orders: Vec::with_capacity(plan.blocks.len()),
+            config,
+            plan,
+        })
+    }
+
+    /// The hyperparameters.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The clock of every parameter.
+    pub fn clocks(&self) -> &[Clock] {
+        &self.clocks
+    }
+
+    /// The record of every factor.
+    pub fn records(&self) -> &[FactorRecord] {
+        &self.records
+    }
+
+    /// Waits until all work is done.
+    pub fn synchronize(&mut self) -> Result<()> {
+        self.backend.synchronize()
+    }
+
+    /// One step: updates the parameters in place. On an error, nothing has changed.
+    ///
+    /// The tensors must be valid for the call, disjoint where written, and in the plan's order.
+    pub fn step(&mut self, tensors: &Tensors, options: StepOptions) -> Result<Outcome> {
+        let begun = Instant::now();
+        self.schedule(tensors, options);
+        self.timed(Verb::Inspect, |this| this.backend.inspect(tensors, &mut this.orders))?;
+        if let Some(order) = self.orders.iter().find(|o| !o.squared_norm.is_finite()) {
+            let param = self.plan.blocks[order.block].param;
+            let name = &self.plan.params[param].spec.name;
+            let error = Error::new(
+                Kind::NotFinite,
+                format!(
+                    "the gradient of parameter '{name}' is not finite, or its square overflows; expected finite values"
+                ),
+            );
+            if self.config.nonfinite == Nonfinite::Error {
+                return Err(error.at(param));
+            }
+            self.totals.skipped_steps += 1;
+            (self.log)(Level::Warning, &format!("step skipped: {}", error.message));
+            return Ok(Outcome::Skipped);
+        }
+        std::mem::swap(&mut self.clocks, &mut self.next);
+        self.totals.steps += 1;
+        self.timed(Verb::Accumulate, |this| this.backend.accumulate(tensors, &this.orders))?;
+        if self.fault() == InjectFault::Panic {
+            panic!("injected fault: panic");
+        }
+        self.check(tensors)?;
+        self.timed(Verb::Apply, |this| this.backend.apply(tensors, &this.orders))?;
+        self.totals.seconds_total += begun.elapsed().as_secs_f64();
+        Ok(Outcome::Stepped)
+    }
+
+    /// Writes the orders of all blocks that take part, and the clocks as they will be.
+    fn schedule(&mut self, tensors: &Tensors, options: StepOptions) {
+        self.orders.clear();
+        self.next.copy_from_slice(&self.clocks);
+        for (index, param) in self.plan.params.iter().enumerate() {
+            if tensors.grads[index].is_none() {
+                continue;
+            }
+            let tick = tick(&self.config, self.clocks[index]);
+            self.next[index] = tick.clock;
+            let order = order(&self.config, param, &tick, options);
+            self.orders.extend(param.blocks.clone().map(|block| BlockOrder { block, ..order }));
+        }
+    }
+
+    /// The fault that is to happen in the current step.
+    fn fault(&self) -> InjectFault {
+        if self.totals.steps >= self.config.inject_fault_step as u64 {
+            self.config.inject_fault
+        } else {
+            InjectFault::None
+        }
+    }
+
+    fn timed(&mut self, verb: Verb, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+        let begun = Instant::now();
+        let result = work(self);
+        self.totals.seconds[verb as usize] += begun.elapsed().as_secs_f64();
+        result
+    }
+}
+
+/// A clock's next tick, and how the gradient enters the statistics in it.
+struct Tick {
+    clock: Clock,
+    decay: f64,
+    gain: f64,
+}
+
+/// L = w·S with a stored S: L ← βL + (1−β)GGᵀ becomes w ← βw, S ← S + (1−β)/w·GGᵀ.
+fn tick(config: &Config, clock: Clock) -> Tick {
+    let beta = config.beta2;
+    let step = clock.step + 1;
+    if beta >= 1.0 {
+        return Tick { clock: Clock { step, weight: 1.0 }, decay: 1.0, gain: 1.0 };
+    }
+    let weight = clock.weight * beta;
+    if weight < LEAST_WEIGHT {
+        return Tick { clock: Clock { step, weight: 1.0 }, decay: weight, gain: 1.0 - beta };
+    }
+    Tick { clock: Clock { step, weight }, decay: 1.0, gain: (1.0 - beta) / weight }
+}
+
+fn order(config: &Config, param: &ParamPlan, tick: &Tick, options: StepOptions) -> BlockOrder {
+    let t = tick.clock.step;
+    let decay = config.weight_decay * param.spec.weight_decay_scale;
+    let (coupled, decoupled) = if config.decoupled_weight_decay { (0.0, decay) } else { (decay, 0.0) };
+    let direction = if !param.factors.is_empty() && cadence::is_preconditioned(config, t) {
+        Direction::Preconditioned
+    } else if config.grafting == Grafting::None {
+        Direction::Zero
+    } else {
+        Direction::Grafted
+    };
+    BlockOrder {
+        block: 0,
+        direction,
+        grad_scale: options.grad_scale,
+        coupled_decay: coupled,
+        decoupled_decay: decoupled,
+        lr: options.lr.unwrap_or(config.lr) * param.spec.lr_scale,
+        filter_correction: cadence::bias_correction(config.bias_correction, config.beta1, t),
+        moment_correction: cadence::bias_correction(
+            config.grafting == Grafting::Adam,
+            config.grafting_beta2,
+            t,
+        ),
+        statistic_decay: tick.decay,
+        statistic_gain: tick.gain,
+        squared_norm: 0.0,
+    }
+}
+
+fn check_specs(config: &Config, specs: &[ParamSpec]) -> Result<()> {
+    if specs.is_empty() {
+        return Err(Error::invalid("count = 0: expected at least one parameter"));
+    }
+    let mut names: Vec<(&str, usize)> = specs.iter().enumerate().map(|(i, s)| (s.name.as_str(), i)).collect();
+    names.sort_unstable();
+    if let Some(pair) = names.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        let (first, second) = (pair[0].1, pair[1].1);
+        return Err(Error::invalid(format!(
+            "parameters {first} and {second} are both named '{}'; expected unique names",
+            pair[0].0
+        ))
+        .at(second));
+    }
+    for (index, spec) in specs.iter().enumerate() {
+        let refuse = |field: &str, value: f64, expected: &str| {
+            let name = &spec.name;
+            Err(Error::invalid(format!("parameter '{name}': {field} = {value}: expected {expected}"))
+                .at(index))
+        };
+        if !(spec.lr_scale.is_finite() && spec.lr_scale > 0.0) {
+            return refuse("lr_scale", spec.lr_scale, "a number > 0 (foam_param_init sets 1)");
+        }
+        if !(spec.weight_decay_scale.is_finite() && spec.weight_decay_scale >= 0.0) {
+            return refuse("weight_decay_scale", spec.weight_decay_scale, "a number >= 0");
+        }
+        if !(spec.root.is_finite() && spec.root >= 0.0) {
+            return refuse("root", spec.root, "a number >= 0, 0 for the configuration's");
+        }
+        if spec.grafting_only && config.grafting == Grafting::None {
+            let name = &spec.name;
+            return Err(Error::invalid(format!(
+                "parameter '{name}' is grafting-only but grafting = none; expected sgd, adagrad, rmsprop or adam"
+            ))
+            .at(index));
+        }
+    }
+    Ok(())
+}
+
+impl Optimizer {
+    /// Copies a state buffer out.
+    pub fn read_slot(&mut self, slot: plan::SlotId, bytes: &mut [u8]) -> Result<()> {
+        self.backend.read(slot, bytes)
+    }
+
+    /// Takes over the state of a checkpoint that was checked against this optimizer.
+    pub fn restore(&mut self, restored: crate::checkpoint::format::Restored) -> Result<()> {
+        for (slot, bytes) in restored.buffers.iter().enumerate() {
+            self.backend.write(slot, bytes)?;
+        }
+        self.clocks = restored.clocks;
+        self.records = restored.records;
+        self.totals.steps = restored.steps;
+        self.totals.skipped_steps = restored.skipped_steps;
+        Ok(())
+    }
+}

@@ -1,0 +1,70 @@
+//! Time: when factors are checked, and the corrections that depend on how long a parameter has lived.
+//!
+//! Every parameter has a clock of its own that ticks only when it takes part in a step. With a
+//! gradient at every step it is the step number of the paper and of the authors' code; a parameter
+//! without gradients stands still, so its bias correction, and with it its proxy, does not drift.
+
+use crate::config::{Cadence, Config};
+
+/// Whether the factors of a parameter are checked at its step `t` (from 1).
+pub fn is_check(config: &Config, t: u64) -> bool {
+    let period = config.check_period as u64;
+    match config.cadence {
+        Cadence::Paper => (t - 1).is_multiple_of(period),
+        Cadence::Reference => {
+            let first = config.first_check();
+            t == first || (t > first && t.is_multiple_of(period))
+        }
+    }
+}
+
+/// Whether a parameter at its step `t` is past its first check, and so has a basis.
+pub fn is_preconditioned(config: &Config, t: u64) -> bool {
+    match config.cadence {
+        Cadence::Paper => true,
+        Cadence::Reference => t >= config.first_check(),
+    }
+}
+
+/// 1 − βᵗ, or 1 where there is nothing to correct.
+pub fn bias_correction(enabled: bool, beta: f64, t: u64) -> f64 {
+    if !enabled || beta >= 1.0 || beta == 0.0 {
+        return 1.0;
+    }
+    // expm1 keeps all digits while βᵗ is near 1.
+    -((t as f64) * beta.ln()).exp_m1()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checks(config: &Config, until: u64) -> Vec<u64> {
+        (1..=until).filter(|t| is_check(config, *t)).collect()
+    }
+
+    #[test]
+    fn the_paper_checks_at_one_and_every_period_after() {
+        let config = Config { cadence: Cadence::Paper, check_period: 4, ..Config::default() };
+        assert_eq!(checks(&config, 13), [1, 5, 9, 13]);
+        let every = Config { check_period: 1, ..config };
+        assert_eq!(checks(&every, 3), [1, 2, 3]);
+    }
+
+    #[test]
+    fn the_reference_checks_at_its_start_and_at_multiples_after() {
+        let config = Config { check_period: 5, start_step: 12, ..Config::default() };
+        assert_eq!(checks(&config, 26), [12, 15, 20, 25]);
+        let config = Config { check_period: 5, ..Config::default() };
+        assert_eq!(checks(&config, 12), [5, 10]);
+        assert!(!is_preconditioned(&config, 4) && is_preconditioned(&config, 5));
+    }
+
+    #[test]
+    fn bias_correction_is_one_minus_beta_to_the_t() {
+        assert!((bias_correction(true, 0.9, 3) - (1.0 - 0.9f64.powi(3))).abs() < 1e-15);
+        assert_eq!(bias_correction(false, 0.9, 3), 1.0);
+        assert_eq!(bias_correction(true, 1.0, 3), 1.0);
+        assert_eq!(bias_correction(true, 0.0, 3), 1.0);
+    }
+}

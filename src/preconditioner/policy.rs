@@ -1,0 +1,223 @@
+//! 𝒰(·): what becomes of a factor at a check, from what was sensed. Pure functions on plain numbers.
+
+use super::{Branch, FactorRecord};
+use crate::config::{Config, Policy};
+
+/// What a backend measured about a factor in its stale basis.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sensed {
+    /// RC at the current ε.
+    pub relative_change: f64,
+    /// α at the current ε.
+    pub alpha: f64,
+    /// Off-diagonal residual ‖H − diag H‖_F / ‖H‖_F, H = QᵀLQ.
+    pub residual: f64,
+    /// The smallest ε of the search range whose proxy is at most the target, and the proxy there;
+    /// NaN when there is none (or none was asked for).
+    pub certified: (f64, f64),
+}
+
+/// What is done with a factor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Action {
+    /// Keep the basis, use this ε.
+    Reuse {
+        /// The damping to use from now on.
+        epsilon: f64,
+        /// Take the diagonal that was sensed as the new spectrum.
+        adopt_diagonal: bool,
+    },
+    /// A new eigendecomposition, and ε back to its base.
+    Refresh,
+}
+
+/// Whether a policy looks at the factor before it decides.
+pub fn senses(policy: Policy) -> bool {
+    !matches!(policy, Policy::Stale | Policy::GraftingOnly)
+}
+
+/// Decides about a factor with a basis, and writes what was seen into its record.
+///
+/// `exponent` is 1/p, `growth` is g(m) of [`super::bound`], `base` is ε₀.
+pub fn decide(
+    config: &Config,
+    record: &mut FactorRecord,
+    sensed: &Sensed,
+    exponent: f64,
+    growth: f64,
+    base: f64,
+) -> Action {
+    let current = base.max(record.gauges.epsilon);
+    if config.policy == Policy::DiagonalResidual {
+        return decide_residual(config, record, sensed, base);
+    }
+    let proxy = sensed.relative_change * sensed.alpha * exponent;
+    let gauges = &mut record.gauges;
+    gauges.proxy = proxy;
+    gauges.max_proxy = gauges.max_proxy.max(proxy);
+    gauges.relative_change = sensed.relative_change;
+    gauges.alpha = sensed.alpha;
+    gauges.gap_bound = proxy * growth;
+    record.counters.proxy_calls += 1;
+    if !proxy.is_finite() {
+        // Nothing can be said about the stale basis: only a fresh one helps.
+        return refresh(record, Branch::EvdThreshold);
+    }
+    let scaled = base.max(current * proxy / config.tau);
+    match config.policy {
+        Policy::FoamFixedEpsilon if proxy > config.tau => refresh(record, Branch::EvdThreshold),
+        Policy::FoamFixedEpsilon => reuse(record, base, Branch::ReuseFloor),
+        Policy::FoamNoRefresh => {
+            record.counters.epsilon_updates += i64::from(scaled != current);
+            let next = scaled.min(config.epsilon_max);
+            let branch = if next < scaled { Branch::ReuseClipped } else { moved(current, next, base) };
+            reuse(record, next, branch)
+        }
+        Policy::FoamCertified => decide_certified(record, sensed, growth, current, base),
+        _ => {
+            record.counters.epsilon_updates += i64::from(scaled != current);
+            if scaled > config.epsilon_max {
+                record.counters.cap_refreshes += 1;
+                return refresh(record, Branch::EvdCap);
+            }
+            reuse(record, scaled, moved(current, scaled, base))
+        }
+    }
+}
+
+fn decide_certified(
+    record: &mut FactorRecord,
+    sensed: &Sensed,
+    growth: f64,
+    current: f64,
+    base: f64,
+) -> Action {
+    let (epsilon, proxy) = sensed.certified;
+    if !(epsilon.is_finite() && proxy.is_finite()) {
+        record.counters.cap_refreshes += 1;
+        return refresh(record, Branch::EvdCap);
+    }
+    record.counters.epsilon_updates += i64::from(epsilon != current);
+    record.gauges.gap_bound = proxy * growth;
+    reuse(record, epsilon, moved(current, epsilon, base))
+}
+
+fn decide_residual(config: &Config, record: &mut FactorRecord, sensed: &Sensed, base: f64) -> Action {
+    record.gauges.residual = sensed.residual;
+    record.counters.residual_calls += 1;
+    // Written so that a residual that is not a number refreshes.
+    if sensed.residual <= config.residual_threshold {
+        record.counters.reuse_calls += 1;
+        record.counters.branch = Branch::ReuseSame as i64;
+        record.gauges.epsilon = base;
+        Action::Reuse { epsilon: base, adopt_diagonal: true }
+    } else {
+        refresh(record, Branch::EvdThreshold)
+    }
+}
+
+fn moved(current: f64, next: f64, base: f64) -> Branch {
+    if next == base {
+        Branch::ReuseFloor
+    } else if next > current {
+        Branch::ReuseRaised
+    } else if next < current {
+        Branch::ReuseLowered
+    } else {
+        Branch::ReuseSame
+    }
+}
+
+fn reuse(record: &mut FactorRecord, next: f64, branch: Branch) -> Action {
+    record.counters.reuse_calls += 1;
+    record.counters.branch = branch as i64;
+    record.gauges.epsilon = next;
+    Action::Reuse { epsilon: next, adopt_diagonal: false }
+}
+
+fn refresh(record: &mut FactorRecord, branch: Branch) -> Action {
+    record.counters.branch = branch as i64;
+    Action::Refresh
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BASE: f64 = 1e-6;
+
+    fn config(policy: Policy) -> Config {
+        Config { policy, tau: 0.5, epsilon: BASE, epsilon_max: 1e-4, ..Config::default() }
+    }
+
+    /// What Algorithm 3 does at proxy `h` (p = 2, so RC·α = 2h) from damping `epsilon`.
+    fn check(policy: Policy, epsilon: f64, h: f64) -> (Action, FactorRecord) {
+        let mut record = FactorRecord::new(epsilon);
+        let sensed = Sensed { relative_change: 2.0 * h, alpha: 1.0, ..Sensed::default() };
+        let action = decide(&config(policy), &mut record, &sensed, 0.5, 1.5, BASE);
+        (action, record)
+    }
+
+    fn reused(epsilon: f64) -> Action {
+        Action::Reuse { epsilon, adopt_diagonal: false }
+    }
+
+    #[test]
+    fn foam_scales_epsilon_by_the_proxy_over_tau() {
+        let (action, record) = check(Policy::Foam, 1e-5, 1.0);
+        assert_eq!(action, reused(1e-5 * 1.0 / 0.5));
+        assert_eq!(record.counters.branch, Branch::ReuseRaised as i64);
+        assert_eq!((record.counters.reuse_calls, record.counters.epsilon_updates), (1, 1));
+        assert_eq!((record.gauges.proxy, record.gauges.gap_bound), (1.0, 1.5));
+        let (action, record) = check(Policy::Foam, 1e-5, 0.25);
+        assert_eq!(action, reused(1e-5 * 0.25 / 0.5));
+        assert_eq!(record.counters.branch, Branch::ReuseLowered as i64);
+        let (action, record) = check(Policy::Foam, 1e-5, 1e-3);
+        assert_eq!(action, reused(BASE));
+        assert_eq!(record.counters.branch, Branch::ReuseFloor as i64);
+    }
+
+    #[test]
+    fn foam_refreshes_above_the_cap_and_reuses_at_it() {
+        let (action, record) = check(Policy::Foam, 1e-5, 5.01);
+        assert_eq!(action, Action::Refresh);
+        assert_eq!((record.counters.cap_refreshes, record.counters.reuse_calls), (1, 0));
+        let mut at_cap = config(Policy::Foam);
+        at_cap.epsilon_max = 1e-5 * 1.0 / 0.5;
+        let sensed = Sensed { relative_change: 2.0, alpha: 1.0, ..Sensed::default() };
+        let action = decide(&at_cap, &mut FactorRecord::new(1e-5), &sensed, 0.5, 1.0, BASE);
+        assert_eq!(action, reused(at_cap.epsilon_max));
+    }
+
+    #[test]
+    fn the_ablations_do_what_their_names_say() {
+        assert_eq!(check(Policy::FoamFixedEpsilon, BASE, 0.49).0, reused(BASE));
+        assert_eq!(check(Policy::FoamFixedEpsilon, BASE, 0.51).0, Action::Refresh);
+        let (action, record) = check(Policy::FoamNoRefresh, 1e-5, 50.0);
+        assert_eq!(action, reused(1e-4));
+        assert_eq!(record.counters.branch, Branch::ReuseClipped as i64);
+    }
+
+    #[test]
+    fn a_proxy_that_is_not_a_number_refreshes() {
+        for policy in [Policy::Foam, Policy::FoamFixedEpsilon, Policy::FoamNoRefresh, Policy::FoamCertified] {
+            assert_eq!(check(policy, BASE, f64::NAN).0, Action::Refresh);
+            assert_eq!(check(policy, BASE, f64::INFINITY).0, Action::Refresh);
+        }
+        let mut record = FactorRecord::new(BASE);
+        let sensed = Sensed { residual: f64::NAN, ..Sensed::default() };
+        let config = config(Policy::DiagonalResidual);
+        assert_eq!(decide(&config, &mut record, &sensed, 0.5, 1.0, BASE), Action::Refresh);
+    }
+
+    #[test]
+    fn the_certified_policy_takes_the_epsilon_it_is_given_or_refreshes() {
+        let config = config(Policy::FoamCertified);
+        let sensed = Sensed { relative_change: 2.0, alpha: 1.0, certified: (3e-6, 0.3), ..Sensed::default() };
+        let mut record = FactorRecord::new(BASE);
+        assert_eq!(decide(&config, &mut record, &sensed, 0.5, 1.5, BASE), reused(3e-6));
+        assert!((record.gauges.gap_bound - 0.45).abs() < 1e-15);
+        let none = Sensed { certified: (f64::NAN, f64::NAN), ..sensed };
+        assert_eq!(decide(&config, &mut record, &none, 0.5, 1.5, BASE), Action::Refresh);
+    }
+}
