@@ -488,7 +488,8 @@ pub const OPTIONS: &[OptionSpec] = &[
 fn option(key: &str) -> Result<&'static OptionSpec> {
     OPTIONS.iter().find(|o| o.key == key).ok_or_else(|| {
         let known = OPTIONS.iter().map(|o| o.key).collect::<Vec<_>>().join(", ");
-        Error::invalid(format!("unknown option '{key}'; known options: {known}"))
+        // The list comes first, so that a long key cannot push it out of a fixed buffer.
+        Error::invalid(format!("unknown option; known options: {known}; got '{key}'"))
     })
 }
 

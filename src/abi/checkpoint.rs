@@ -50,7 +50,10 @@ pub unsafe extern "C" fn foam_load_file(
     unsafe {
         enter(optimizer, Need::Sound, error, |inner| {
             let path = Path::new(boundary::text(path, "path")?);
-            load(&mut inner.optimizer, &file::read(path)?)
+            load(&mut inner.optimizer, &file::read(path)?).map_err(|mut cause| {
+                cause.message = format!("'{}': {}", path.display(), cause.message);
+                cause
+            })
         })
     }
 }

@@ -168,7 +168,8 @@ pub struct foam_config {
     pub weight_decay: f64,
     /// Learning rate of a step whose arguments give none.
     pub lr: f64,
-    /// Log callback, or NULL. The library never prints.
+    /// Log callback, or NULL. The library never prints; only an internal panic, should there be one, is
+    /// also reported on stderr by the language runtime.
     pub log: foam_log_fn,
     /// First argument of `log`.
     pub log_user: *mut c_void,

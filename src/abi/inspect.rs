@@ -155,8 +155,9 @@ pub unsafe extern "C" fn foam_factor_stats(
                 return Err(Error::invalid(format!("capacity = {capacity}: expected at least {total}")));
             }
             for index in 0..total {
-                let info = factor_of(&inner.optimizer, index);
                 let known = item_size.min(size_of::<foam_factor_info>());
+                let info =
+                    foam_factor_info { struct_size: known as u32, ..factor_of(&inner.optimizer, index) };
                 let target = items.cast::<u8>().add(index * item_size);
                 std::ptr::copy_nonoverlapping((&raw const info).cast::<u8>(), target, known);
                 target.add(known).write_bytes(0, item_size - known);

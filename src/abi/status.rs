@@ -38,7 +38,7 @@ pub const FOAM_POISONED: foam_status = 13;
 pub const FOAM_PANIC: foam_status = 14;
 
 /// Size of `foam_error.message`, with its final NUL.
-pub const FOAM_MESSAGE_SIZE: usize = 488;
+pub const FOAM_MESSAGE_SIZE: usize = 1000;
 
 /// What went wrong, in the caller's own memory. Pass NULL if you do not want it.
 ///

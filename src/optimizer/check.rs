@@ -68,9 +68,9 @@ impl Optimizer {
         let counters = &mut self.records[factor].counters;
         counters.checks += 1;
         counters.last_check = t as i64;
-        let first = counters.has_basis == 0;
-        if first || !policy::senses(self.config.policy) {
-            counters.branch = if first { Branch::EvdFirst } else { Branch::EvdStale } as i64;
+        let unconditional = !policy::senses(self.config.policy);
+        if unconditional || counters.has_basis == 0 {
+            counters.branch = if unconditional { Branch::EvdStale } else { Branch::EvdFirst } as i64;
             return refresh.push(self.refresh_order(factor));
         }
         let base = self.plan.factors[factor].epsilon;

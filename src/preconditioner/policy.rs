@@ -66,7 +66,7 @@ pub fn decide(
     let scaled = base.max(current * proxy / config.tau);
     match config.policy {
         Policy::FoamFixedEpsilon if proxy > config.tau => refresh(record, Branch::EvdThreshold),
-        Policy::FoamFixedEpsilon => reuse(record, base, Branch::ReuseFloor),
+        Policy::FoamFixedEpsilon => reuse(record, base, Branch::ReuseSame),
         Policy::FoamNoRefresh => {
             record.counters.epsilon_updates += i64::from(scaled != current);
             let next = scaled.min(config.epsilon_max);

@@ -28,7 +28,8 @@ fn tuned<S: Real>() -> Spec<SelfAdjointEvdParams, S> {
 
 /// Scratch that [`decompose`] needs for side `n`.
 pub(super) fn scratch<S: Real>(n: usize) -> StackReq {
-    self_adjoint_evd_scratch::<S>(n, ComputeEigenvectors::Yes, Par::Seq, tuned::<S>())
+    // faer's formula subtracts one from the side.
+    self_adjoint_evd_scratch::<S>(n.max(1), ComputeEigenvectors::Yes, Par::Seq, tuned::<S>())
 }
 
 /// A = Q diag(D) Qᵀ, column-major; false if it did not converge.

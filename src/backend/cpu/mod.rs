@@ -94,9 +94,8 @@ impl Floor {
 pub struct Cpu {
     floor: Floor,
     pool: Pool,
-    /// One for each worker, made at the first check.
+    /// One for each factor that can be worked on at the same time.
     benches: Vec<Mutex<Bench>>,
-    allocator: Allocator,
     /// Sums of the elementwise tasks.
     chunk_sums: Vec<f64>,
     /// Sums of the final product's tiles.
@@ -120,10 +119,14 @@ impl Cpu {
             diagonals +=
                 if config.policy == crate::config::Policy::DiagonalResidual { factor.dim } else { 0 };
         }
+        let pool = Pool::new(config.num_threads as usize);
+        let mut benches = Vec::new();
+        for _ in 0..pool.threads().min(plan.factors.len()) {
+            benches.push(Mutex::new(Bench::new(&plan, allocator)?));
+        }
         Ok(Cpu {
-            pool: Pool::new(config.num_threads as usize),
-            benches: Vec::new(),
-            allocator,
+            pool,
+            benches,
             chunk_sums: vec![0.0; walks.chunks.len()],
             tile_sums: vec![0.0; walks.partials],
             order_of: vec![None; plan.blocks.len()],
@@ -140,12 +143,7 @@ impl Cpu {
     }
 
     /// Runs `body` for every factor of a list, one factor a thread, each with a bench of its own.
-    fn each_factor(&mut self, count: usize, body: &(dyn Fn(&Floor, usize, &mut Bench) + Sync)) -> Result<()> {
-        if self.benches.is_empty() {
-            for _ in 0..self.pool.threads().min(self.floor.plan.factors.len()) {
-                self.benches.push(Mutex::new(Bench::new(&self.floor.plan, self.allocator)?));
-            }
-        }
+    fn each_factor(&mut self, count: usize, body: &(dyn Fn(&Floor, usize, &mut Bench) + Sync)) {
         let (floor, benches) = (&self.floor, &self.benches);
         self.pool.run(count, count > 1, &|task, _| {
             // At most min(threads, factors) tasks run at once, and there are as many benches: one is
@@ -155,7 +153,6 @@ impl Cpu {
                 body(floor, task, bench);
             }
         });
-        Ok(())
     }
 }
 
@@ -171,15 +168,18 @@ impl Backend for Cpu {
     }
 
     fn sense(&mut self, orders: &[SenseOrder], sensed: &mut [Sensed]) -> Result<()> {
-        sense::sense(self, orders, sensed)
+        sense::sense(self, orders, sensed);
+        Ok(())
     }
 
     fn refresh(&mut self, orders: &[RefreshOrder], refreshed: &mut [Refreshed]) -> Result<()> {
-        refresh::refresh(self, orders, refreshed)
+        refresh::refresh(self, orders, refreshed);
+        Ok(())
     }
 
     fn redamp(&mut self, orders: &[RedampOrder]) -> Result<()> {
-        redamp::redamp(self, orders)
+        redamp::redamp(self, orders);
+        Ok(())
     }
 
     fn apply(&mut self, tensors: &Tensors, orders: &[BlockOrder]) -> Result<()> {

@@ -6,11 +6,10 @@ use super::product::{Span2, mirror, multiply_lower};
 use super::real::Real;
 use super::{Cpu, Floor, Places, Precision, by_precision};
 use crate::backend::RedampOrder;
-use crate::error::Result;
 use crate::optimizer::plan::FactorPlan;
 
 /// Forms inverse roots.
-pub(super) fn redamp(cpu: &mut Cpu, orders: &[RedampOrder]) -> Result<()> {
+pub(super) fn redamp(cpu: &mut Cpu, orders: &[RedampOrder]) {
     let diagonals = Places(cpu.diagonals.as_mut_ptr());
     cpu.each_factor(orders.len(), &|floor, task, bench| {
         let order = &orders[task];
@@ -22,7 +21,7 @@ pub(super) fn redamp(cpu: &mut Cpu, orders: &[RedampOrder]) -> Result<()> {
             bench.vector.extend((0..factor.dim).map(|i| unsafe { *diagonals.get(place + i) }));
         }
         by_precision!(floor.plan.param_of(order.factor), redamp_factor(floor, factor, order, bench));
-    })
+    });
 }
 
 fn redamp_factor<W: Real, S: Real>(

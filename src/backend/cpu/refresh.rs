@@ -10,11 +10,10 @@ use super::sense::Drift;
 use super::{Cpu, Floor, Places, Precision};
 use crate::backend::{RefreshOrder, Refreshed, Rung};
 use crate::config::{InjectFault, NegativeEigenvalues};
-use crate::error::Result;
 use crate::optimizer::plan::FactorPlan;
 
 /// Renews bases and spectra.
-pub(super) fn refresh(cpu: &mut Cpu, orders: &[RefreshOrder], refreshed: &mut [Refreshed]) -> Result<()> {
+pub(super) fn refresh(cpu: &mut Cpu, orders: &[RefreshOrder], refreshed: &mut [Refreshed]) {
     let answers = Places(refreshed.as_mut_ptr());
     cpu.each_factor(orders.len(), &|floor, task, bench| {
         let order = &orders[task];
@@ -25,7 +24,7 @@ pub(super) fn refresh(cpu: &mut Cpu, orders: &[RefreshOrder], refreshed: &mut [R
         };
         // SAFETY: one place a task.
         unsafe { answers.put(task, answer) };
-    })
+    });
 }
 
 fn refresh_factor<S: Real>(

@@ -5,7 +5,6 @@ use super::bench::Bench;
 use super::real::Real;
 use super::{Cpu, Floor, Places, Precision};
 use crate::backend::{Search, SenseOrder};
-use crate::error::Result;
 use crate::optimizer::plan::FactorPlan;
 use crate::preconditioner::policy::Sensed;
 
@@ -13,7 +12,7 @@ use crate::preconditioner::policy::Sensed;
 const SEARCH_RATIO: f64 = 1.01;
 
 /// Measures factors.
-pub(super) fn sense(cpu: &mut Cpu, orders: &[SenseOrder], sensed: &mut [Sensed]) -> Result<()> {
+pub(super) fn sense(cpu: &mut Cpu, orders: &[SenseOrder], sensed: &mut [Sensed]) {
     let answers = Places(sensed.as_mut_ptr());
     let diagonals = Places(cpu.diagonals.as_mut_ptr());
     cpu.each_factor(orders.len(), &|floor, task, bench| {
@@ -32,7 +31,7 @@ pub(super) fn sense(cpu: &mut Cpu, orders: &[SenseOrder], sensed: &mut [Sensed])
         }
         // SAFETY: one place a task.
         unsafe { answers.put(task, answer) };
-    })
+    });
 }
 
 fn sense_factor<S: Real>(

@@ -1,0 +1,214 @@
+//! What a step costs against what the hardware allows: `cargo bench --bench step [-- S1 S3 ...]`.
+//!
+//! Each work is measured at one and two threads: the plain step, the check step without an
+//! eigendecomposition (proxies and re-damping of every factor), and the check step with one of every
+//! factor. Beside it, in the same run and interleaved with it, the bare faer products of the same
+//! flops as the plain step. Read the ratios: machines are noisy, ratios within one run are less so.
+
+#[path = "../tests/support/engine.rs"]
+mod engine;
+
+use engine::{Engine, Parameter};
+use faer::{Accum, MatMut, MatRef, Par, linalg::matmul::matmul};
+use std::time::Instant;
+
+/// A work: its name, what it is, and the shapes of its parameters.
+struct Work {
+    name: &'static str,
+    what: &'static str,
+    shapes: Vec<Vec<i64>>,
+}
+
+fn works() -> Vec<Work> {
+    let encoder = |d: i64| {
+        vec![
+            vec![d, d],
+            vec![d, 3 * d],
+            vec![d, 4 * d],
+            vec![4 * d, d],
+            vec![d],
+            vec![3 * d],
+            vec![4 * d],
+            vec![d],
+        ]
+    };
+    vec![
+        Work { name: "S1", what: "one 256x256", shapes: vec![vec![256, 256]] },
+        Work { name: "S2", what: "one 1024x1024", shapes: vec![vec![1024, 1024]] },
+        Work { name: "S3", what: "ViT-S/16 encoder block (384 wide)", shapes: encoder(384) },
+        Work { name: "S4", what: "GPT-2 small block (768 wide)", shapes: encoder(768) },
+    ]
+}
+
+const LARGEST_SIDE: i64 = 1024;
+
+/// (m, n) of every block of a shape, cut as the engine cuts it.
+fn blocks(shape: &[i64]) -> Vec<(usize, usize)> {
+    let cut = |d: i64| -> Vec<usize> {
+        (0..d).step_by(LARGEST_SIDE as usize).map(|s| (d - s).min(LARGEST_SIDE) as usize).collect()
+    };
+    let (rows, cols) =
+        if shape.len() == 1 { (vec![1], cut(shape[0])) } else { (cut(shape[0]), cut(shape[1])) };
+    rows.iter().flat_map(|m| cols.iter().map(|n| (*m, *n)).collect::<Vec<_>>()).collect()
+}
+
+/// The products of a plain step with symmetry used: m²n + mn² for the statistics (as products with half
+/// the columns), 2m²n + 2mn² for the direction. A vector has one factor.
+fn products(work: &Work) -> Vec<(usize, usize, usize)> {
+    let mut list = Vec::new();
+    for (m, n) in work.shapes.iter().flat_map(|s| blocks(s)) {
+        if m > 1 {
+            list.extend([(m, n, m.div_ceil(2)), (m, m, n)]);
+        }
+        list.extend([(n, m, n.div_ceil(2)), (m, n, n)]);
+    }
+    list
+}
+
+fn noise(len: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    (0..len)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+        })
+        .collect()
+}
+
+/// Operands and results of the bare products, column-major.
+struct Bare {
+    products: Vec<(usize, usize, usize)>,
+    buffers: Vec<(Vec<f32>, Vec<f32>, Vec<f32>)>,
+}
+
+impl Bare {
+    fn new(work: &Work) -> Bare {
+        let products = products(work);
+        let buffers =
+            products.iter().map(|&(m, k, n)| (noise(m * k, 1), noise(k * n, 2), vec![0.0; m * n])).collect();
+        Bare { products, buffers }
+    }
+
+    fn flops(&self) -> f64 {
+        self.products.iter().map(|&(m, k, n)| 2.0 * m as f64 * k as f64 * n as f64).sum()
+    }
+
+    /// All products, each cut into `threads` panels of columns.
+    fn run(&mut self, threads: usize) {
+        std::thread::scope(|scope| {
+            let mut shares: Vec<Vec<_>> = (0..threads).map(|_| Vec::new()).collect();
+            for (&(m, k, n), (a, b, c)) in self.products.iter().zip(&mut self.buffers) {
+                let width = n.div_ceil(threads);
+                let panels = b.chunks(k * width).zip(c.chunks_mut(m * width));
+                for (share, (b, c)) in shares.iter_mut().zip(panels) {
+                    share.push((m, k, &*a, b, c));
+                }
+            }
+            let mut shares = shares.into_iter();
+            let own = shares.next();
+            for share in shares {
+                scope.spawn(move || multiply_all(share));
+            }
+            multiply_all(own.unwrap_or_default());
+        });
+    }
+}
+
+fn multiply_all(share: Vec<(usize, usize, &Vec<f32>, &[f32], &mut [f32])>) {
+    for (m, k, a, b, c) in share {
+        let n = c.len() / m;
+        let target = MatMut::from_column_major_slice_mut(c, m, n);
+        let (a, b) = (MatRef::from_column_major_slice(a, m, k), MatRef::from_column_major_slice(b, k, n));
+        matmul(target, Accum::Replace, a, b, 1.0, Par::Seq);
+    }
+}
+
+/// An engine with its parameters and a few different gradients.
+struct Run {
+    engine: Engine<f32>,
+    weights: Vec<Vec<f32>>,
+    gradients: Vec<Vec<Vec<f32>>>,
+    taken: usize,
+}
+
+impl Run {
+    fn new(work: &Work, threads: usize, options: &[(&str, &str)]) -> Run {
+        let params: Vec<_> = work.shapes.iter().map(|s| Parameter { shape: s.clone(), root: 0.0 }).collect();
+        let mut all = vec![("num_threads".to_string(), threads.to_string())];
+        all.extend(options.iter().map(|(k, v)| (k.to_string(), v.to_string())));
+        let engine = Engine::new("reference", &all, &params).expect("the engine takes the work");
+        let sizes: Vec<usize> = work.shapes.iter().map(|s| s.iter().product::<i64>() as usize).collect();
+        let make = |seed: u64| sizes.iter().map(|n| noise(*n, seed + *n as u64)).collect::<Vec<_>>();
+        Run { engine, weights: make(7), gradients: (0..3).map(|s| make(100 + s)).collect(), taken: 0 }
+    }
+
+    fn step(&mut self) -> f64 {
+        let gradient = &self.gradients[self.taken % self.gradients.len()];
+        self.taken += 1;
+        let begun = Instant::now();
+        self.engine.step(&mut self.weights, gradient).expect("the step succeeds");
+        begun.elapsed().as_secs_f64() * 1e3
+    }
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+fn measure(work: &Work, threads: usize) {
+    let mut bare = Bare::new(work);
+    let repeats = ((40e9 / bare.flops()) as usize).clamp(5, 200);
+    // A first check at step 1 gives the basis; the next is far away, so every step is a plain one.
+    let mut plain = Run::new(work, threads, &[("start_step", "1"), ("check_period", "1000000")]);
+    // A check at every step that reuses the basis but always changes epsilon, and one that always refreshes.
+    let steered =
+        [("policy", "foam_no_refresh"), ("check_period", "1"), ("epsilon_max", "1e9"), ("tau", "1e-3")];
+    let mut reuse = Run::new(work, threads, &steered);
+    let mut refresh = Run::new(work, threads, &[("policy", "stale"), ("check_period", "1")]);
+    plain.step();
+    plain.step();
+    bare.run(threads);
+    let (mut plain_times, mut bare_times) = (Vec::new(), Vec::new());
+    for _ in 0..repeats {
+        plain_times.push(plain.step());
+        let begun = Instant::now();
+        bare.run(threads);
+        bare_times.push(begun.elapsed().as_secs_f64() * 1e3);
+    }
+    reuse.step();
+    let reuse_times = (0..(repeats / 4).clamp(3, 20)).map(|_| reuse.step()).collect();
+    refresh.step();
+    let refresh_times = (0..(repeats / 8).clamp(3, 10)).map(|_| refresh.step()).collect();
+    let (p, b) = (median(plain_times), median(bare_times));
+    let (c, e) = (median(reuse_times), median(refresh_times));
+    println!(
+        "{:<4} {:>7}  {:>10.2} {:>10.2} {:>8.2}  {:>8.0}  {:>12.2} {:>12.2}   {}",
+        work.name,
+        threads,
+        p,
+        b,
+        p / b,
+        bare.flops() / b / 1e6,
+        c,
+        e,
+        work.what
+    );
+}
+
+fn main() {
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    println!("{}", engine::build_info());
+    println!("f32, blocks up to {LARGEST_SIDE}, Adam grafting, p = 2; median milliseconds");
+    println!(
+        "{:<4} {:>7}  {:>10} {:>10} {:>8}  {:>8}  {:>12} {:>12}",
+        "work", "threads", "plain step", "products", "ratio", "GFLOP/s", "check, reuse", "check, EVD"
+    );
+    for work in works().iter().filter(|w| wanted.is_empty() || wanted.iter().any(|name| name == w.name)) {
+        for threads in [1, 2] {
+            measure(work, threads);
+        }
+    }
+}

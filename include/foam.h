@@ -1,0 +1,824 @@
+/*
+ * foam.h: the C interface of libfoam, the FOAM optimizer (Shampoo whose damping and eigendecomposition
+ * frequency are controlled by a measured error).
+ *
+ * Generated from src/abi by cbindgen; do not edit. C11 and C++17.
+ *
+ * In short: foam_config_init, foam_param_init for each parameter, foam_create; then, for each training
+ * step, foam_step_args_init and foam_step; at the end, foam_destroy.
+ *
+ * Threads. A handle may be used from any thread, by one call at a time. A call that overlaps another one
+ * on the same handle returns FOAM_BUSY and changes nothing. Different handles are independent. Functions
+ * that take no handle may be called at any time. Callbacks run on the thread that is inside the call; a
+ * callback that calls back into its own handle gets FOAM_BUSY.
+ *
+ * Ownership. The library owns what foam_create returns, until foam_destroy. Everything else is the
+ * caller's and is borrowed for the length of the call only: configurations, names, shapes, tensors,
+ * errors. Strings that the library returns (foam_build_info, foam_status_name) are static.
+ *
+ * Errors. Every call that can fail returns a foam_status and takes, as its last argument, a foam_error or
+ * NULL. Arguments are checked before anything is written: a call that fails leaves its outputs (unless its
+ * comment says otherwise), the parameters and the optimizer's state as they were. The one exception is
+ * FOAM_PANIC, an internal error: it poisons the handle, and the parameters of that step are then undefined.
+ * What the library has to say goes to the log callback.
+ *
+ * struct_size. Every struct that may grow starts with it: set it to sizeof, or let the _init function do
+ * so. A struct that is shorter than the library's (an older caller) is completed with defaults. A longer
+ * one (a newer caller) is accepted if the fields that the library does not know are zero, and refused
+ * with FOAM_UNSUPPORTED otherwise.
+ *
+ * Buffers. Nothing is copied: foam_step updates the parameters in place and only reads the gradients.
+ * Within one step no parameter may overlap another parameter or a gradient.
+ *
+ * Streams. foam_step_args.stream is reserved for CUDA handles; the CPU ignores it.
+ */
+
+#ifndef FOAM_H
+#define FOAM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/** Major version of the ABI that this header describes; it changes when something is removed. */
+#define FOAM_ABI_MAJOR 0
+
+/** Minor version of the ABI; it changes when something is added. */
+#define FOAM_ABI_MINOR 1
+
+/** Result of every call that can fail: `FOAM_OK` or one of the codes below. */
+typedef int32_t foam_status;
+
+/** The call did what it says. */
+#define FOAM_OK 0
+
+/** An argument is NULL, out of range, or contradicts another. */
+#define FOAM_INVALID_ARGUMENT 1
+
+/** A legal request that this library or device does not serve. */
+#define FOAM_UNSUPPORTED 2
+
+/** A tensor's shape, dtype or device is not the one declared at creation. */
+#define FOAM_SHAPE_MISMATCH 3
+
+/** Memory for the state could not be had. */
+#define FOAM_OUT_OF_MEMORY 4
+
+/** The device reported an error; `native_code` holds its code. */
+#define FOAM_DEVICE_ERROR 5
+
+/** A gradient is not finite, or its square overflows the statistics. */
+#define FOAM_NOT_FINITE 6
+
+/** An eigendecomposition failed on every path (diagnostics only: a step never returns it). */
+#define FOAM_NO_CONVERGENCE 7
+
+/** A file could not be read or written. */
+#define FOAM_IO_ERROR 8
+
+/** A checkpoint is truncated, foreign, or belongs to another model. */
+#define FOAM_BAD_CHECKPOINT 9
+
+/** A collective callback failed (reserved). */
+#define FOAM_COLLECTIVE_FAILED 10
+
+/** The caller asked to stop (reserved). */
+#define FOAM_CANCELLED 11
+
+/** Another call is inside the same handle. */
+#define FOAM_BUSY 12
+
+/** An earlier panic left the handle unusable; only statistics and destroy work. */
+#define FOAM_POISONED 13
+
+/** A panic was caught at the boundary; the handle, if any, is now poisoned. */
+#define FOAM_PANIC 14
+
+/** Size of `foam_error.message`, with its final NUL. */
+#define FOAM_MESSAGE_SIZE 1000
+
+/**
+ * What went wrong, in the caller's own memory. Pass NULL if you do not want it.
+ *
+ * Set `struct_size` (or start from `FOAM_ERROR_INIT`) before the first call. A failed call fills
+ * the record; a successful call sets `code` to `FOAM_OK` and empties the message.
+ */
+typedef struct foam_error {
+    /** Bytes of this struct, set by the caller. */
+    uint32_t struct_size;
+    /** The status that the call returned. */
+    foam_status code;
+    /** Index of the parameter concerned, or -1. */
+    int64_t param_index;
+    /** Axis of the block concerned, or -1. */
+    int32_t axis;
+    /** Error code of the operating system or the device, or 0. */
+    int32_t native_code;
+    /** A sentence for a person, NUL-terminated UTF-8. */
+    char message[FOAM_MESSAGE_SIZE];
+} foam_error;
+
+/** An empty record to start from: `foam_error error = FOAM_ERROR_INIT;` */
+#define FOAM_ERROR_INIT { sizeof(foam_error), 0, -1, -1, 0, {0} }
+
+/** Host memory. */
+#define FOAM_DEVICE_CPU 1
+
+/** CUDA device memory. */
+#define FOAM_DEVICE_CUDA 2
+
+/** Pinned host memory, used as host memory. */
+#define FOAM_DEVICE_CUDA_HOST 3
+
+/** CUDA managed memory. */
+#define FOAM_DEVICE_CUDA_MANAGED 13
+
+/** dtype code of f16, f32 and f64. */
+#define FOAM_DTYPE_FLOAT 2
+
+/** dtype code of bf16. */
+#define FOAM_DTYPE_BFLOAT 4
+
+/** DLPack's `DLDataType`: f32 is {2,32,1}, f64 {2,64,1}, f16 {2,16,1}, bf16 {4,16,1}. */
+typedef struct foam_dtype {
+    /** `FOAM_DTYPE_FLOAT` or `FOAM_DTYPE_BFLOAT`. */
+    uint8_t code;
+    /** Bits of one element. */
+    uint8_t bits;
+    /** Always 1. */
+    uint16_t lanes;
+} foam_dtype;
+
+/** DLPack's `DLDevice`. */
+typedef struct foam_device {
+    /** One of `FOAM_DEVICE_*`. */
+    int32_t device_type;
+    /** Ordinal of the device. */
+    int32_t device_id;
+} foam_device;
+
+/**
+ * A tensor, borrowed for the call; byte-identical to DLPack's `DLTensor`, so that a `DLTensor *`
+ * passes by cast. The elements start at `data + byte_offset` and must be row-major contiguous
+ * (`strides` may be NULL, or say so; strides of dimensions of size 1 do not matter).
+ */
+typedef struct foam_tensor {
+    /** The elements' allocation; NULL in a gradient means "takes no part in this step". */
+    void *data;
+    /** Where `data` lives. */
+    foam_device device;
+    /** Number of dimensions. */
+    int32_t ndim;
+    /** Type of an element. */
+    foam_dtype dtype;
+    /** `ndim` sizes. */
+    int64_t *shape;
+    /** `ndim` strides in elements, or NULL for row-major contiguous. */
+    int64_t *strides;
+    /** Bytes from `data` to the first element. */
+    uint64_t byte_offset;
+} foam_tensor;
+
+/** An eigendecomposition at every check (Algorithm 2). */
+#define FOAM_POLICY_STALE 0
+
+/** The proxy steers epsilon; refresh when it would pass `epsilon_max` (Algorithm 3). */
+#define FOAM_POLICY_FOAM 1
+
+/** The proxy decides about the refresh, epsilon stays at its base. */
+#define FOAM_POLICY_FOAM_FIXED_EPSILON 2
+
+/** Epsilon is steered and capped; no eigendecomposition after the first. */
+#define FOAM_POLICY_FOAM_NO_REFRESH 3
+
+/** Refresh when the off-diagonal residual passes `residual_threshold`. */
+#define FOAM_POLICY_DIAGONAL_RESIDUAL 4
+
+/** The smallest epsilon whose proven gap bound is at most `tau`; refresh when there is none. */
+#define FOAM_POLICY_FOAM_CERTIFIED 5
+
+/** No preconditioner: the grafted method alone. */
+#define FOAM_POLICY_GRAFTING_ONLY 6
+
+/** Checks at `start_step`, then at multiples of `check_period` (the authors' code). */
+#define FOAM_CADENCE_REFERENCE 0
+
+/** Checks at t = 1, then whenever (t - 1) mod `check_period` = 0 (the paper). */
+#define FOAM_CADENCE_PAPER 1
+
+/** The preconditioned direction as it is. */
+#define FOAM_GRAFTING_NONE 0
+
+/** Step length of gradient descent. */
+#define FOAM_GRAFTING_SGD 1
+
+/** Step length of AdaGrad. */
+#define FOAM_GRAFTING_ADAGRAD 2
+
+/** Step length of RMSprop. */
+#define FOAM_GRAFTING_RMSPROP 3
+
+/** Step length of Adam. */
+#define FOAM_GRAFTING_ADAM 4
+
+/** f64 statistics for f64 parameters, f32 for all others. */
+#define FOAM_STATISTIC_AUTO 0
+
+/** Single-precision statistics and eigendecompositions. */
+#define FOAM_STATISTIC_F32 1
+
+/** Double-precision statistics and eigendecompositions. */
+#define FOAM_STATISTIC_F64 2
+
+/** A gradient that is not finite fails the step, which changes nothing. */
+#define FOAM_NONFINITE_ERROR 0
+
+/** A gradient that is not finite skips the whole step, which succeeds and is counted. */
+#define FOAM_NONFINITE_SKIP 1
+
+/** Rounding's negative eigenvalues: the spectrum is shifted up until the smallest is zero. */
+#define FOAM_NEGATIVE_SHIFT 0
+
+/** Rounding's negative eigenvalues become zero. */
+#define FOAM_NEGATIVE_CLAMP 1
+
+/** No fault. */
+#define FOAM_FAULT_NONE 0
+
+/** A panic in the middle of the step. */
+#define FOAM_FAULT_PANIC 1
+
+/** The eigendecomposition in the chosen precision fails. */
+#define FOAM_FAULT_EVD_CHOSEN 2
+
+/** The eigendecomposition in the chosen precision returns a basis that is not orthogonal. */
+#define FOAM_FAULT_EVD_NONORTHOGONAL 3
+
+/** The double-precision retry fails as well. */
+#define FOAM_FAULT_EVD_DOUBLE 4
+
+/** Every eigendecomposition fails: the stale basis has to serve. */
+#define FOAM_FAULT_EVD_ALL 5
+
+/** Log levels of `foam_log_fn`. */
+#define FOAM_LOG_WARNING 1
+
+/** A remark that a user may ignore. */
+#define FOAM_LOG_INFO 2
+
+/** Receives log lines; called only on a thread that is inside a call on the handle. */
+typedef void (*foam_log_fn)(void *user, int32_t level, const char *message);
+
+/** Gives `size` bytes aligned to `alignment`, or NULL. Called only inside calls on the handle. */
+typedef void *(*foam_allocate_fn)(void *user, size_t size, size_t alignment);
+
+/** Takes back what `foam_allocate_fn` gave, with the same size and alignment. */
+typedef void (*foam_deallocate_fn)(void *user, void *data, size_t size, size_t alignment);
+
+/**
+ * Every hyperparameter. Fill it with `foam_config_init`, then set fields or call
+ * `foam_config_set`; `foam_create` validates it as a whole. Switches hold 0 or 1.
+ */
+typedef struct foam_config {
+    /** Bytes of this struct, set by the caller. */
+    uint32_t struct_size;
+    /** Must be 0. */
+    uint32_t flags;
+    /** `FOAM_POLICY_*`: what decides about a factor at a check step. */
+    int32_t policy;
+    /** `FOAM_CADENCE_*`: when factors are checked. */
+    int32_t cadence;
+    /** `FOAM_GRAFTING_*`: whose step length the direction takes. */
+    int32_t grafting;
+    /** `FOAM_STATISTIC_*`: precision of statistics, basis and spectrum. */
+    int32_t statistic_dtype;
+    /** `FOAM_NONFINITE_*`: what a gradient that is not finite does. */
+    int32_t nonfinite;
+    /** `FOAM_NEGATIVE_*`: what becomes of negative eigenvalues. */
+    int32_t negative_eigenvalues;
+    /** `FOAM_DEVICE_CPU` or `FOAM_DEVICE_CUDA`. */
+    int32_t device_type;
+    /** Ordinal of the device. */
+    int32_t device_id;
+    /** Divide statistics by 1 - beta2^t and the filtered gradient by 1 - beta1^t. */
+    int32_t bias_correction;
+    /** Merge neighbouring dimensions while their product is at most `max_factor_dim`. */
+    int32_t merge_dims;
+    /** Graft from the gradient divided by its norm. */
+    int32_t normalized_grafting;
+    /** Nesterov momentum. */
+    int32_t nesterov;
+    /** Scale the momentum's input by 1 - momentum. */
+    int32_t ema_momentum;
+    /** Look one filter step ahead (NAdam). */
+    int32_t nadam;
+    /** Decay the parameter itself (1) or add the decay to the gradient (0). */
+    int32_t decoupled_weight_decay;
+    /** Measure the proxy right after each refresh and report it as the factor's `noise_floor`. */
+    int32_t noise_floor;
+    /** `FOAM_FAULT_*`: a fault made on purpose, for testing how your code handles one. */
+    int32_t inject_fault;
+    /** Must be 0. */
+    int32_t reserved;
+    /** Steps between checks (the paper's f). */
+    int64_t check_period;
+    /** First check of the reference cadence; 0 means `check_period`. */
+    int64_t start_step;
+    /** Largest side of a block; larger dimensions are split. */
+    int64_t max_factor_dim;
+    /** Threads of the handle's private pool; 0 means one for each core. */
+    int64_t num_threads;
+    /** The first step at which `inject_fault` happens. */
+    int64_t inject_fault_step;
+    /** p of the inverse root; 0 means twice the block's order. */
+    double root;
+    /** The exponent is -exponent_multiplier / root. */
+    double exponent_multiplier;
+    /** Decay of the gradient filter, in [0, 1). */
+    double beta1;
+    /** Decay of the statistics, in [0, 1]; 1 means a plain sum. */
+    double beta2;
+    /** Base damping (the paper's epsilon_0), added to every eigenvalue. */
+    double epsilon;
+    /** Base damping of axis 0 of blocks of order 2 and more; 0 means `epsilon`. */
+    double epsilon_left;
+    /** Base damping of the other axes of such blocks; 0 means `epsilon`. */
+    double epsilon_right;
+    /** Largest damping; a refresh follows when the proxy asks for more. */
+    double epsilon_max;
+    /** Tolerated proxy of the relative operator gap. */
+    double tau;
+    /** Threshold of the policy diagonal_residual. */
+    double residual_threshold;
+    /** Decay of the grafted method's second moment, in [0, 1). */
+    double grafting_beta2;
+    /** Added to the root of the grafted second moment. */
+    double grafting_epsilon;
+    /** Momentum on the update, in [0, 1). */
+    double momentum;
+    /** Weight decay. */
+    double weight_decay;
+    /** Learning rate of a step whose arguments give none. */
+    double lr;
+    /**
+     * Log callback, or NULL. The library never prints; only an internal panic, should there be one, is
+     * also reported on stderr by the language runtime.
+     */
+    foam_log_fn log;
+    /** First argument of `log`. */
+    void *log_user;
+    /** Allocator of the state and the workspace, or NULL for the library's own. */
+    foam_allocate_fn allocate;
+    /** Its counterpart; both or neither must be given. */
+    foam_deallocate_fn deallocate;
+    /** First argument of both. */
+    void *allocator_user;
+} foam_config;
+
+/**
+ * No preconditioner for this parameter: it takes the grafted method's step (needs a grafting).
+ * For embeddings, or whatever you know should not be preconditioned.
+ */
+#define FOAM_PARAM_GRAFTING_ONLY 1
+
+/**
+ * One parameter of the model. Fill it with `foam_param_init` first, then set name, shape and dtype.
+ * The library copies what it needs: nothing is borrowed after `foam_create`.
+ */
+typedef struct foam_param {
+    /** Bytes of this struct, set by the caller; the same in every element of an array. */
+    uint32_t struct_size;
+    /** `FOAM_PARAM_*` bits. */
+    uint32_t flags;
+    /** Unique name, NUL-terminated UTF-8; NULL means "param_<index>". Checkpoints are keyed by it. */
+    const char *name;
+    /** `ndim` sizes, each at least 1. */
+    const int64_t *shape;
+    /** Number of dimensions; 0 for a scalar. */
+    int32_t ndim;
+    /** Type of the parameter's elements. */
+    foam_dtype dtype;
+    /** Multiplies the learning rate; default 1, must be > 0. */
+    double lr_scale;
+    /** Multiplies the weight decay; default 1, 0 switches it off. */
+    double weight_decay_scale;
+    /** The inverse root's p for this parameter; 0 (the default) means the configuration's. */
+    double root;
+} foam_param;
+
+/** An optimizer. Created by `foam_create`, used by one call at a time, destroyed by `foam_destroy`. */
+typedef struct foam_optimizer foam_optimizer;
+
+/** Arguments of one step. Fill it with `foam_step_args_init`, then set `count`, `params` and `grads`. */
+typedef struct foam_step_args {
+    /** Bytes of this struct, set by the caller. */
+    uint32_t struct_size;
+    /** Must be 0. */
+    uint32_t flags;
+    /** Number of tensors in `params` and in `grads`: as many as at creation, in the same order. */
+    size_t count;
+    /** The parameters, updated in place. */
+    const foam_tensor *params;
+    /** Their gradients, only read; `data` = NULL for a parameter that takes no part in this step. */
+    const foam_tensor *grads;
+    /** CUDA stream to order the work on; ignored on the CPU. */
+    void *stream;
+    /** NULL, or receives 1 if the step was skipped because a gradient is not finite, else 0. */
+    int32_t *skipped;
+    /** Learning rate of this step; NaN (the default) means the configuration's. */
+    double lr;
+    /** Multiplies every gradient, default 1; for example 1/S to undo a loss scale of S. */
+    double grad_scale;
+} foam_step_args;
+
+/**
+ * Figures of the whole optimizer since its creation (or since the start of the run that its
+ * checkpoint continues; seconds count from creation).
+ */
+typedef struct foam_stats_info {
+    /** Bytes of this struct, set by the caller. */
+    uint32_t struct_size;
+    /** 0. */
+    uint32_t flags;
+    /** Steps taken; skipped ones are not counted here. */
+    uint64_t steps;
+    /** Steps skipped because a gradient was not finite. */
+    uint64_t skipped_steps;
+    /** Parameters of the model. */
+    uint64_t params;
+    /** Blocks that they are cut into. */
+    uint64_t blocks;
+    /** Kronecker factors, over all blocks. */
+    uint64_t factors;
+    /** Checks of factors: what stale Shampoo would spend an eigendecomposition on each time. */
+    uint64_t checks;
+    /** Eigendecompositions done. */
+    uint64_t evd_calls;
+    /** Checks that kept the stale basis. */
+    uint64_t reuse_calls;
+    /** Proxies computed. */
+    uint64_t proxy_calls;
+    /** Checks that asked for another epsilon. */
+    uint64_t epsilon_updates;
+    /** Refreshes because epsilon would have passed `epsilon_max` (or no epsilon was certified). */
+    uint64_t cap_refreshes;
+    /** Off-diagonal residuals computed (policy diagonal_residual). */
+    uint64_t residual_calls;
+    /** Eigendecompositions that failed on at least one path. */
+    uint64_t failed_evds;
+    /** Refreshes saved by double precision. */
+    uint64_t fallback_double;
+    /** Refreshes saved by the other driver (a singular value decomposition). */
+    uint64_t fallback_svd;
+    /** Refreshes given up: the stale basis was kept with raised damping. */
+    uint64_t fallback_stale;
+    /** Bytes of state in host memory. */
+    uint64_t state_bytes_host;
+    /** Bytes of state in device memory. */
+    uint64_t state_bytes_device;
+    /** Bytes of workspace. */
+    uint64_t workspace_bytes;
+    /** Threads that work on a step. */
+    uint64_t threads;
+    /** Seconds spent checking gradients. */
+    double seconds_inspect;
+    /** Seconds spent in statistics. */
+    double seconds_accumulate;
+    /** Seconds spent in proxies. */
+    double seconds_sense;
+    /** Seconds spent in eigendecompositions. */
+    double seconds_refresh;
+    /** Seconds spent forming inverse roots. */
+    double seconds_redamp;
+    /** Seconds spent in directions and parameters. */
+    double seconds_apply;
+    /** Seconds spent in steps, all in all. */
+    double seconds_total;
+} foam_stats_info;
+
+/** No check yet. */
+#define FOAM_BRANCH_NONE 0
+
+/** The first eigendecomposition. */
+#define FOAM_BRANCH_EVD_FIRST 1
+
+/** An eigendecomposition because the policy is stale. */
+#define FOAM_BRANCH_EVD_STALE 2
+
+/** Reuse; epsilon was raised. */
+#define FOAM_BRANCH_REUSE_RAISED 3
+
+/** Reuse; epsilon was lowered, still above its base. */
+#define FOAM_BRANCH_REUSE_LOWERED 4
+
+/** Reuse at the base epsilon. */
+#define FOAM_BRANCH_REUSE_FLOOR 5
+
+/** An eigendecomposition because epsilon would have passed `epsilon_max` (or none was certified). */
+#define FOAM_BRANCH_EVD_CAP 6
+
+/** An eigendecomposition because the proxy or the residual passed its threshold. */
+#define FOAM_BRANCH_EVD_THRESHOLD 7
+
+/** Reuse; epsilon was clipped at `epsilon_max`. */
+#define FOAM_BRANCH_REUSE_CLIPPED 8
+
+/** Reuse; nothing changed. */
+#define FOAM_BRANCH_REUSE_SAME 9
+
+/** Figures of one Kronecker factor. Values that do not exist yet are NaN. */
+typedef struct foam_factor_info {
+    /** Bytes of this struct as the library wrote it. */
+    uint32_t struct_size;
+    /** `FOAM_BRANCH_*`: what the last check did. */
+    int32_t last_branch;
+    /** Parameter of the factor. */
+    int64_t param_index;
+    /** Block within the parameter, in row-major order. */
+    int64_t block;
+    /** Axis within the block. */
+    int64_t axis;
+    /** Side of the factor. */
+    int64_t dim;
+    /** p of the inverse root. */
+    double root;
+    /** Base damping. */
+    double epsilon_base;
+    /** Damping in use. */
+    double epsilon;
+    /** h of the last check: the proxy of the relative operator gap. */
+    double proxy;
+    /** Largest h so far. */
+    double max_proxy;
+    /** RC of the last check. */
+    double relative_change;
+    /** alpha of the last check. */
+    double alpha;
+    /**
+     * Proven upper bound of the relative operator gap at the last check, for the epsilon that was in use
+     * then (policy foam_certified: for the epsilon that it chose).
+     */
+    double gap_bound;
+    /** Off-diagonal residual of the last check (policy diagonal_residual). */
+    double residual;
+    /** Proxy right after the last refresh, with no drift at all: what rounding alone makes of it. */
+    double noise_floor;
+    /** Smallest eigenvalue of the basis in use. */
+    double eigenvalue_min;
+    /** Largest eigenvalue of the basis in use. */
+    double eigenvalue_max;
+    /** Step of the last refresh, on the parameter's own clock; 0 for never. */
+    uint64_t last_refresh;
+    /** Step of the last check, on the parameter's own clock; 0 for never. */
+    uint64_t last_check;
+    /** Checks. */
+    uint64_t checks;
+    /** Eigendecompositions. */
+    uint64_t evd_calls;
+    /** Checks that kept the stale basis. */
+    uint64_t reuse_calls;
+    /** Proxies computed. */
+    uint64_t proxy_calls;
+    /** Checks that asked for another epsilon. */
+    uint64_t epsilon_updates;
+    /** Refreshes because of the cap. */
+    uint64_t cap_refreshes;
+    /** Residuals computed. */
+    uint64_t residual_calls;
+    /** Eigendecompositions that failed on at least one path. */
+    uint64_t failed_evds;
+    /** Refreshes saved by double precision. */
+    uint64_t fallback_double;
+    /** Refreshes saved by the other driver. */
+    uint64_t fallback_svd;
+    /** Refreshes given up. */
+    uint64_t fallback_stale;
+} foam_factor_info;
+
+/** The factor's statistic: the running second moment, not bias-corrected; dim x dim. */
+#define FOAM_FACTOR_STATISTIC 0
+
+/** The stale basis, one eigenvector a row; dim x dim. */
+#define FOAM_FACTOR_BASIS 1
+
+/** The stale spectrum; dim values. */
+#define FOAM_FACTOR_SPECTRUM 2
+
+/** The inverse root in use; dim x dim. */
+#define FOAM_FACTOR_INVERSE_ROOT 3
+
+/** Version of the ABI that the loaded library implements: MAJOR << 16 | MINOR. */
+uint32_t foam_abi_version(void);
+
+/** One line about the build: version, ABI, target and backends. Valid as long as the library is. */
+const char *foam_build_info(void);
+
+/** The name of a status, for example "FOAM_BUSY"; "FOAM_UNKNOWN" for any other number. */
+const char *foam_status_name(foam_status status);
+
+/**
+ * Fills `config` with a preset: NULL or "reference" (the paper's ViT setting on the schedule of
+ * the authors' code) or "paper" (Algorithms 1-3 as printed). `struct_size` is
+ * `sizeof(foam_config)` as the caller was compiled.
+ *
+ * Contract: `config` points to `struct_size` writable bytes; `preset` is NULL or a C string; `error` is NULL
+ * or a record.
+ */
+foam_status foam_config_init(foam_config *config,
+                             uint32_t struct_size,
+                             const char *preset,
+                             foam_error *error);
+
+/**
+ * Sets one option by name, for example `foam_config_set(&config, "tau", "0.75", &error)`.
+ * Keys are the names of the struct's fields, and "device" ("cpu", "cuda:0"). An unknown key is an
+ * error that lists the known ones; a refused value leaves the configuration as it was.
+ *
+ * Contract: `config` was filled by `foam_config_init`; `key` and `value` are C strings; `error` is NULL or a
+ * record.
+ */
+foam_status foam_config_set(foam_config *config,
+                            const char *key,
+                            const char *value,
+                            foam_error *error);
+
+/**
+ * Writes the text form of option `key`, NUL-terminated, into `value` of `capacity` bytes. Give
+ * `key` = NULL to get all keys, separated by spaces.
+ *
+ * Contract: `config` was filled by `foam_config_init`; `key` is NULL or a C string; `value` points to
+ * `capacity` writable bytes; `error` is NULL or a record.
+ */
+foam_status foam_config_get(const foam_config *config,
+                            const char *key,
+                            char *value,
+                            size_t capacity,
+                            foam_error *error);
+
+/**
+ * Fills `param` with the defaults: a nameless f32 scalar with both scales 1.
+ * `struct_size` is `sizeof(foam_param)` as the caller was compiled.
+ *
+ * Contract: `param` points to `struct_size` writable bytes; `error` is NULL or a record.
+ */
+foam_status foam_param_init(foam_param *param,
+                            uint32_t struct_size,
+                            foam_error *error);
+
+/**
+ * Creates an optimizer for `count` parameters, with all state zero, and puts it into `*out`.
+ * Nothing that the arguments point to is kept. On failure `*out` is not written.
+ *
+ * Contract: `config` and the `params` are structs whose `struct_size` is set and whose pointers are valid;
+ * `out` is writable; `error` is NULL or a record.
+ */
+foam_status foam_create(const foam_config *config,
+                        const foam_param *params,
+                        size_t count,
+                        foam_optimizer **out,
+                        foam_error *error);
+
+/**
+ * Waits until all work on the optimizer's device is done. On the CPU nothing is ever pending.
+ *
+ * Contract: `optimizer` came from `foam_create`; `error` is NULL or a record.
+ */
+foam_status foam_synchronize(foam_optimizer *optimizer, foam_error *error);
+
+/**
+ * Destroys an optimizer and all its state. NULL is fine. No call may be inside the handle; if one is,
+ * the handle is left alone (and leaks) rather than torn from under it.
+ *
+ * Contract: `optimizer` is NULL or came from `foam_create`, and is not used afterwards.
+ */
+void foam_destroy(foam_optimizer *optimizer);
+
+/**
+ * Fills `args` with the defaults: no tensors, the configuration's learning rate, gradients as they are.
+ * `struct_size` is `sizeof(foam_step_args)` as the caller was compiled.
+ *
+ * Contract: `args` points to `struct_size` writable bytes; `error` is NULL or a record.
+ */
+foam_status foam_step_args_init(foam_step_args *args,
+                                uint32_t struct_size,
+                                foam_error *error);
+
+/**
+ * One step: reads the gradients, updates the parameters in place. Everything is validated before the
+ * first write: a failed step (other than FOAM_PANIC) has changed neither parameters nor state.
+ *
+ * Contract: `optimizer` came from `foam_create`; the tensors' memory is valid for the call, and nobody else
+ * writes it or reads the parameters meanwhile; `error` is NULL or a record.
+ */
+foam_status foam_step(foam_optimizer *optimizer,
+                      const foam_step_args *args,
+                      foam_error *error);
+
+/**
+ * Reads the figures of the whole optimizer. Set `info->struct_size` first. Works after a panic too.
+ *
+ * Contract: `optimizer` came from `foam_create`; `info` points to as many writable bytes as its `struct_size`
+ * says; `error` is NULL or a record.
+ */
+foam_status foam_stats(foam_optimizer *optimizer,
+                       foam_stats_info *info,
+                       foam_error *error);
+
+/**
+ * Reads the figures of every factor, ordered by parameter, block and axis. `items` has room for
+ * `capacity` elements of `item_size` = `sizeof(foam_factor_info)` bytes as the caller was compiled;
+ * `*count` receives the number of factors. Pass `items` = NULL and `capacity` = 0 to ask for it.
+ * If there is too little room, nothing is written but `*count`. Works after a panic too.
+ *
+ * Contract: `optimizer` came from `foam_create`; `items` has `capacity` * `item_size` writable bytes; `count` is
+ * writable; `error` is NULL or a record.
+ */
+foam_status foam_factor_stats(foam_optimizer *optimizer,
+                              foam_factor_info *items,
+                              size_t item_size,
+                              size_t capacity,
+                              size_t *count,
+                              foam_error *error);
+
+/**
+ * Reads one of a factor's matrices (`FOAM_FACTOR_*`), row-major, as doubles. `*count` receives the
+ * number of values; pass `values` = NULL to ask for it.
+ *
+ * Contract: `optimizer` came from `foam_create`; `values` is NULL or has room for `capacity` doubles; `count` is
+ * writable; `error` is NULL or a record.
+ */
+foam_status foam_factor_read(foam_optimizer *optimizer,
+                             int64_t param_index,
+                             int64_t block,
+                             int64_t axis,
+                             int32_t what,
+                             double *values,
+                             size_t capacity,
+                             size_t *count,
+                             foam_error *error);
+
+/**
+ * Computes the exact relative operator gap of a factor at this moment: what the proxy estimates, at
+ * the price of an eigendecomposition in double precision. For studies and tests.
+ *
+ * Contract: `optimizer` came from `foam_create`; `gap` is writable; `error` is NULL or a record.
+ */
+foam_status foam_exact_gap(foam_optimizer *optimizer,
+                           int64_t param_index,
+                           int64_t block,
+                           int64_t axis,
+                           double *gap,
+                           foam_error *error);
+
+/**
+ * Writes the whole state to a safetensors file, keyed by parameter name. The file appears whole or
+ * not at all: a temporary file beside it is flushed to the disk and then renamed.
+ *
+ * Contract: `optimizer` came from `foam_create`; `path` is a C string; `error` is NULL or a record.
+ */
+foam_status foam_save_file(foam_optimizer *optimizer,
+                           const char *path,
+                           foam_error *error);
+
+/**
+ * Reads the state that `foam_save_file` wrote, into an optimizer created for the same parameters (in
+ * any order) with options that give the same state. The run then continues bit for bit. A file that
+ * does not fit is refused with the reason, and nothing changes.
+ *
+ * Contract: `optimizer` came from `foam_create`; `path` is a C string; `error` is NULL or a record.
+ */
+foam_status foam_load_file(foam_optimizer *optimizer,
+                           const char *path,
+                           foam_error *error);
+
+/**
+ * Writes what `foam_save_file` writes into `data` of `capacity` bytes. `*size` receives the number of
+ * bytes; pass `data` = NULL to ask for it.
+ *
+ * Contract: `optimizer` came from `foam_create`; `data` is NULL or has `capacity` writable bytes; `size` is
+ * writable; `error` is NULL or a record.
+ */
+foam_status foam_save_memory(foam_optimizer *optimizer,
+                             void *data,
+                             size_t capacity,
+                             size_t *size,
+                             foam_error *error);
+
+/**
+ * Reads from memory what `foam_load_file` reads from a file.
+ *
+ * Contract: `optimizer` came from `foam_create`; `data` has `size` readable bytes; `error` is NULL or a record.
+ */
+foam_status foam_load_memory(foam_optimizer *optimizer,
+                             const void *data,
+                             size_t size,
+                             foam_error *error);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* FOAM_H */

@@ -1,0 +1,177 @@
+//! Sizes and offsets of every struct of the ABI, as the Rust compiler lays them out.
+
+use foam::abi::*;
+use std::mem::{align_of, offset_of, size_of, size_of_val};
+
+/// The text of `include/foam.layout`.
+pub fn list() -> String {
+    let mut text = String::from(HEAD);
+    for table in
+        [error(), dtype(), device(), tensor(), config(), param(), step_args(), stats_info(), factor_info()]
+    {
+        text.push('\n');
+        text.push_str(&table);
+    }
+    text
+}
+
+const HEAD: &str = "\
+/* The structs of the ABI on 64-bit machines, as C macros: tests/c/layout.c asserts them in C and C++,
+   tests/header.rs in Rust. Regenerate: FOAM_UPDATE_HEADER=1 cargo test --test header
+
+   STRUCT(name, size, alignment)
+   FIELD(struct, field, offset, size) */
+";
+
+/// The table of one struct. A field that is missing here does not compile.
+macro_rules! layout {
+    ($function:ident, $type:ident { $($field:ident),+ $(,)? }) => {
+        fn $function() -> String {
+            // SAFETY: the structs of the ABI are plain data, for which zero is a value.
+            let value: $type = unsafe { std::mem::zeroed() };
+            let $type { $($field),+ } = &value;
+            let name = stringify!($type);
+            let mut text = format!("STRUCT({name}, {}, {})\n", size_of::<$type>(), align_of::<$type>());
+            $(text.push_str(&format!(
+                "FIELD({name}, {}, {}, {})\n",
+                stringify!($field),
+                offset_of!($type, $field),
+                size_of_val($field)
+            ));)+
+            text
+        }
+    };
+}
+
+layout!(error, foam_error { struct_size, code, param_index, axis, native_code, message });
+layout!(dtype, foam_dtype { code, bits, lanes });
+layout!(device, foam_device { device_type, device_id });
+layout!(tensor, foam_tensor { data, device, ndim, dtype, shape, strides, byte_offset });
+layout!(
+    config,
+    foam_config {
+        struct_size,
+        flags,
+        policy,
+        cadence,
+        grafting,
+        statistic_dtype,
+        nonfinite,
+        negative_eigenvalues,
+        device_type,
+        device_id,
+        bias_correction,
+        merge_dims,
+        normalized_grafting,
+        nesterov,
+        ema_momentum,
+        nadam,
+        decoupled_weight_decay,
+        noise_floor,
+        inject_fault,
+        reserved,
+        check_period,
+        start_step,
+        max_factor_dim,
+        num_threads,
+        inject_fault_step,
+        root,
+        exponent_multiplier,
+        beta1,
+        beta2,
+        epsilon,
+        epsilon_left,
+        epsilon_right,
+        epsilon_max,
+        tau,
+        residual_threshold,
+        grafting_beta2,
+        grafting_epsilon,
+        momentum,
+        weight_decay,
+        lr,
+        log,
+        log_user,
+        allocate,
+        deallocate,
+        allocator_user,
+    }
+);
+layout!(
+    param,
+    foam_param { struct_size, flags, name, shape, ndim, dtype, lr_scale, weight_decay_scale, root }
+);
+layout!(
+    step_args,
+    foam_step_args { struct_size, flags, count, params, grads, stream, skipped, lr, grad_scale }
+);
+layout!(
+    stats_info,
+    foam_stats_info {
+        struct_size,
+        flags,
+        steps,
+        skipped_steps,
+        params,
+        blocks,
+        factors,
+        checks,
+        evd_calls,
+        reuse_calls,
+        proxy_calls,
+        epsilon_updates,
+        cap_refreshes,
+        residual_calls,
+        failed_evds,
+        fallback_double,
+        fallback_svd,
+        fallback_stale,
+        state_bytes_host,
+        state_bytes_device,
+        workspace_bytes,
+        threads,
+        seconds_inspect,
+        seconds_accumulate,
+        seconds_sense,
+        seconds_refresh,
+        seconds_redamp,
+        seconds_apply,
+        seconds_total,
+    }
+);
+layout!(
+    factor_info,
+    foam_factor_info {
+        struct_size,
+        last_branch,
+        param_index,
+        block,
+        axis,
+        dim,
+        root,
+        epsilon_base,
+        epsilon,
+        proxy,
+        max_proxy,
+        relative_change,
+        alpha,
+        gap_bound,
+        residual,
+        noise_floor,
+        eigenvalue_min,
+        eigenvalue_max,
+        last_refresh,
+        last_check,
+        checks,
+        evd_calls,
+        reuse_calls,
+        proxy_calls,
+        epsilon_updates,
+        cap_refreshes,
+        residual_calls,
+        failed_evds,
+        fallback_double,
+        fallback_svd,
+        fallback_stale,
+    }
+);

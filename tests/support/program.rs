@@ -1,0 +1,163 @@
+//! Compiles the programs of `tests/c` against the library under test and runs them.
+
+use super::library::{root, shared_library};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::LazyLock;
+
+/// The language that a program is compiled as.
+#[derive(Clone, Copy, Debug)]
+pub enum Language {
+    C11,
+    Cpp17,
+}
+
+/// How a program is compiled and watched.
+#[derive(Clone, Copy, Debug)]
+pub enum Watch {
+    /// It runs by itself.
+    Nothing,
+    /// Under valgrind's memcheck.
+    Valgrind,
+    /// Compiled with the address and undefined-behaviour sanitizers.
+    Sanitizers,
+}
+
+const STRICT: [&str; 6] = ["-Wall", "-Wextra", "-Werror", "-Wpedantic", "-g", "-O1"];
+const SANITIZE: [&str; 3] =
+    ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"];
+
+/// A leak counts when nothing points to it any more; what once-cells and thread-locals still hold does not.
+const MEMCHECK: [&str; 7] = [
+    "--tool=memcheck",
+    "--quiet",
+    "--error-exitcode=99",
+    "--leak-check=full",
+    "--show-leak-kinds=definite",
+    "--errors-for-leak-kinds=definite",
+    "--fair-sched=try",
+];
+
+/// A folder of this build's own, for programs and the files that they write.
+static SCRATCH: LazyLock<PathBuf> = LazyLock::new(|| {
+    let library = shared_library().canonicalize().expect("the library has a path");
+    let build = library.ancestors().find_map(|folder| match folder.file_name()?.to_str()? {
+        "deps" | "libfoam.so" => None,
+        name => Some(name.to_string()),
+    });
+    let scratch = Path::new(env!("CARGO_TARGET_TMPDIR")).join("c_abi").join(build.unwrap_or_default());
+    std::fs::create_dir_all(&scratch).expect("target/tmp is writable");
+    scratch
+});
+
+/// A folder with the library under its two names: the linker's, and the SONAME that programs record.
+static LIBRARIES: LazyLock<PathBuf> = LazyLock::new(|| {
+    let folder = SCRATCH.join("lib");
+    std::fs::create_dir_all(&folder).expect("the scratch folder is writable");
+    let library = shared_library().canonicalize().expect("the library has a path");
+    for name in ["libfoam.so", &soname()] {
+        let link = folder.join(name);
+        if std::fs::read_link(&link).is_ok_and(|target| target == library) {
+            continue;
+        }
+        let _ = std::fs::remove_file(&link);
+        std::os::unix::fs::symlink(&library, &link).expect("the scratch folder takes a link");
+    }
+    folder
+});
+
+/// The name that programs record when they are linked with the library.
+fn soname() -> String {
+    format!("libfoam.so.{}", foam::abi::FOAM_ABI_MAJOR)
+}
+
+/// The headers of today.
+pub fn headers() -> PathBuf {
+    root().join("include")
+}
+
+/// A folder whose `foam.h` is a copy of `frozen`.
+pub fn frozen_headers(frozen: &Path) -> PathBuf {
+    let name = frozen.file_stem().expect("a header has a name");
+    let folder = SCRATCH.join("frozen").join(name);
+    std::fs::create_dir_all(&folder).expect("the scratch folder is writable");
+    std::fs::copy(frozen, folder.join("foam.h")).expect("the frozen header is readable");
+    folder
+}
+
+/// Compiles `tests/c/<name>.c` with the headers in `include`, runs it, and expects it to find nothing wrong.
+pub fn passes(name: &str, language: Language, watch: Watch, include: &Path) {
+    let tag = include.strip_prefix(&*SCRATCH).unwrap_or(Path::new("today")).display().to_string();
+    let place = format!("{name}-{language:?}-{watch:?}-{}", tag.replace('/', "-"));
+    let folder = SCRATCH.join(place);
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).expect("the scratch folder is writable");
+    let program = folder.join(name);
+    compile(name, language, watch, include, &program);
+
+    let mut command = match watch {
+        Watch::Valgrind => Command::new("valgrind"),
+        _ => Command::new(&program),
+    };
+    if matches!(watch, Watch::Valgrind) {
+        command.args(MEMCHECK).arg(&program);
+    }
+    // Programs that write files take a folder; the one that loads the library itself takes the library.
+    match name {
+        "unload" => command.arg(LIBRARIES.join(soname())),
+        _ => command.arg(&folder),
+    };
+    // The library is found by the path that the linker recorded, not by cargo's.
+    command.env_remove("LD_LIBRARY_PATH").current_dir(&folder);
+    // An injected panic is expected; its backtrace would bury what is not.
+    command.env("RUST_BACKTRACE", "0");
+    command.env("ASAN_OPTIONS", "allocator_may_return_null=1:detect_leaks=1");
+    let done = command.output().unwrap_or_else(|cause| panic!("{command:?}: {cause}"));
+    expect_success(&command, &done, "");
+}
+
+/// Whether valgrind is to be used; it has to be installed unless the user says otherwise.
+pub fn valgrind_wanted() -> bool {
+    if std::env::var("FOAM_SKIP_VALGRIND").is_ok_and(|value| value == "1") {
+        eprintln!("FOAM_SKIP_VALGRIND=1: not run under valgrind");
+        return false;
+    }
+    let found = Command::new("valgrind").arg("--version").output().is_ok_and(|done| done.status.success());
+    assert!(
+        found,
+        "valgrind is not installed: install the package valgrind, or set FOAM_SKIP_VALGRIND=1 to leave it out"
+    );
+    true
+}
+
+fn compile(name: &str, language: Language, watch: Watch, include: &Path, program: &Path) {
+    let (variable, default, options) = match language {
+        Language::C11 => ("CC", "cc", ["-x", "c", "-std=c11"]),
+        Language::Cpp17 => ("CXX", "c++", ["-x", "c++", "-std=c++17"]),
+    };
+    let compiler = std::env::var(variable).unwrap_or_else(|_| default.to_string());
+    // CC may hold options of its own: "ccache gcc".
+    let mut words = compiler.split_whitespace();
+    let mut command = Command::new(words.next().unwrap_or(default));
+    command.args(words).args(options).args(STRICT);
+    if matches!(watch, Watch::Sanitizers) {
+        command.args(SANITIZE);
+    }
+    command.arg("-I").arg(include);
+    command.arg(root().join("tests/c").join(format!("{name}.c"))).arg("-o").arg(program);
+    command.arg("-L").arg(&*LIBRARIES).arg(format!("-Wl,-rpath,{}", LIBRARIES.display()));
+    command.args(["-Wl,--as-needed", "-lfoam", "-lpthread", "-ldl", "-lm"]);
+    let done = command.output().unwrap_or_else(|cause| {
+        panic!("{command:?}: {cause}; install a C and a C++ compiler, or name them in CC and CXX")
+    });
+    let hint = match watch {
+        Watch::Sanitizers => "If libasan or libubsan is missing: install the compiler's sanitizer libraries.",
+        _ => "",
+    };
+    expect_success(&command, &done, hint);
+}
+
+fn expect_success(command: &Command, done: &Output, hint: &str) {
+    let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert!(done.status.success(), "{command:?}: {}\n{out}{err}{hint}", done.status);
+}
