@@ -116,7 +116,10 @@ impl Bare {
     }
 }
 
-fn multiply_all(share: Vec<(usize, usize, &Vec<f32>, &[f32], &mut [f32])>) {
+/// Rows and depth, the left operand, and a panel of the right operand and of the result.
+type Panel<'a> = (usize, usize, &'a Vec<f32>, &'a [f32], &'a mut [f32]);
+
+fn multiply_all(share: Vec<Panel>) {
     for (m, k, a, b, c) in share {
         let n = c.len() / m;
         let target = MatMut::from_column_major_slice_mut(c, m, n);

@@ -144,7 +144,7 @@ pub unsafe extern "C" fn foam_factor_stats(
                 return Err(Error::invalid("items is NULL; expected room for the factors"));
             }
             let least = std::mem::offset_of!(foam_factor_info, root);
-            if item_size < least || item_size > 1 << 16 || item_size % 8 != 0 {
+            if item_size < least || item_size > 1 << 16 || !item_size.is_multiple_of(8) {
                 return Err(Error::invalid(format!(
                     "item_size = {item_size}: expected sizeof(foam_factor_info), {} in this library",
                     size_of::<foam_factor_info>()

@@ -84,6 +84,18 @@ impl foam_error {
     }
 }
 
+impl std::fmt::Debug for foam_error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "foam_error {{ code: {}, param_index: {}, message: {:?} }}",
+            self.code,
+            self.param_index,
+            self.text()
+        )
+    }
+}
+
 impl Default for foam_error {
     fn default() -> Self {
         foam_error::new()

@@ -136,7 +136,7 @@ fn read_options(args: &foam_step_args) -> Result<StepOptions> {
     if args.flags != 0 {
         return Err(Error::invalid(format!("args.flags = {:#x}: expected 0", args.flags)));
     }
-    if !args.lr.is_nan() && !(args.lr.is_finite() && args.lr >= 0.0) {
+    if args.lr < 0.0 || args.lr.is_infinite() {
         return Err(Error::invalid(format!(
             "args.lr = {}: expected a number >= 0, or NaN for the configuration's",
             args.lr

@@ -171,7 +171,8 @@ pub fn decode(optimizer: &Optimizer, bytes: &[u8]) -> Result<Restored> {
             bytemuck::pod_read_unaligned(reader.bytes(&format!("{key}.step"), Dtype::I64, &[1])?);
         let weight: f64 =
             bytemuck::pod_read_unaligned(reader.bytes(&format!("{key}.weight"), Dtype::F64, &[1])?);
-        if !(0..=1 << 53).contains(&step) || !(weight > 0.0 && weight <= 1.0) {
+        let in_range = (0..=1 << 53).contains(&step) && weight > 0.0 && weight <= 1.0;
+        if !in_range {
             return Err(Error::checkpoint(format!(
                 "'{key}': step = {step}, weight = {weight} is out of range"
             )));

@@ -165,7 +165,10 @@ impl Optimizer {
                 Rung::Svd => "a singular value decomposition was used",
                 _ => "the stale basis is kept with damping epsilon_max",
             };
-            (self.log)(Level::Warning, &format!("{place}: the eigendecomposition failed; {what}"));
+            (self.log)(
+                Level::Warning,
+                &format!("{place}: the eigendecomposition failed or was inaccurate; {what}"),
+            );
         }
         let first = self.records[factor].counters.evd_calls == 1;
         if first && refreshed.noise_floor > self.config.tau && policy::senses(self.config.policy) {

@@ -116,19 +116,31 @@ pub fn passes(name: &str, language: Language, watch: Watch, include: &Path) {
     expect_success(&command, &done, "");
 }
 
-/// Whether valgrind is to be used; it has to be installed unless the user says otherwise.
+/// Whether valgrind is to be used. Where it is missing it is installed with the system's package manager, unless
+/// the user leaves it out with `FOAM_SKIP_VALGRIND=1`.
 pub fn valgrind_wanted() -> bool {
     if std::env::var("FOAM_SKIP_VALGRIND").is_ok_and(|value| value == "1") {
         eprintln!("FOAM_SKIP_VALGRIND=1: not run under valgrind");
         return false;
     }
-    let found = Command::new("valgrind").arg("--version").output().is_ok_and(|done| done.status.success());
     assert!(
-        found,
-        "valgrind is not installed: install the package valgrind, or set FOAM_SKIP_VALGRIND=1 to leave it out"
+        *VALGRIND,
+        "valgrind could not be installed: install the package valgrind, or set FOAM_SKIP_VALGRIND=1 to leave it out"
     );
     true
 }
+
+static VALGRIND: LazyLock<bool> = LazyLock::new(|| {
+    let found = || Command::new("valgrind").arg("--version").output().is_ok_and(|done| done.status.success());
+    if !found() {
+        eprintln!("valgrind is missing: installing it with apt-get");
+        let install =
+            "apt-get update -qq && apt-get install -y -qq --no-install-recommends valgrind libc6-dbg";
+        // Whether it worked is what `found` says.
+        let _ = Command::new("sh").args(["-c", install]).env("DEBIAN_FRONTEND", "noninteractive").status();
+    }
+    found()
+});
 
 fn compile(name: &str, language: Language, watch: Watch, include: &Path, program: &Path) {
     let (variable, default, options) = match language {

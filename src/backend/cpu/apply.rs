@@ -173,7 +173,7 @@ impl<'a, W: Real> Pass<'a, W> {
             }
         }
         let lr = W::of(self.order.lr);
-        w.iter_mut().zip(&*u).for_each(|(w, u)| *w = *w - lr * *u);
+        w.iter_mut().zip(&*u).for_each(|(w, u)| *w -= lr * *u);
         // SAFETY: the run lies within the parameter and belongs to this chunk alone.
         unsafe { W::store(self.param, run.tensor, w) };
     }
@@ -204,11 +204,11 @@ fn filter_chunk<W: Real, S: Real>(
                         let work =
                             unsafe { std::slice::from_raw_parts_mut(pass.work.add(run.work), run.len) };
                         work.copy_from_slice(filtered);
-                        source.iter_mut().zip(&*scale).for_each(|(s, d)| *s = *s / *d);
+                        source.iter_mut().zip(&*scale).for_each(|(s, d)| *s /= *d);
                         total += sum_of_squares(source);
                     }
                     Direction::Grafted => {
-                        filtered.iter_mut().zip(&*scale).for_each(|(x, d)| *x = *x / *d);
+                        filtered.iter_mut().zip(&*scale).for_each(|(x, d)| *x /= *d);
                         pass.finish(run, filtered);
                     }
                     Direction::Zero => {

@@ -48,6 +48,7 @@ pub(super) fn decompose<S: Real>(a: &[S], spectrum: &mut [S], basis: &mut [S], s
 
 /// A in double precision, scaled to norm one, with faer's own parameters.
 pub(super) fn decompose_double(a: &[f64], n: usize) -> Option<Eigen> {
+    // faer's divide and conquer has absolute cutoffs: a matrix far below norm one loses its digits.
     let (scaled, norm) = unit(a)?;
     let params = Spec::new(<SelfAdjointEvdParams as Auto<f64>>::auto());
     let need = self_adjoint_evd_scratch::<f64>(n, ComputeEigenvectors::Yes, Par::Seq, params);

@@ -19,6 +19,8 @@ pub trait Real:
     + std::ops::Div<Output = Self>
     + std::ops::AddAssign
     + std::ops::MulAssign
+    + std::ops::SubAssign
+    + std::ops::DivAssign
     + PartialOrd
     + Send
     + Sync

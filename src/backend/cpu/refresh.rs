@@ -93,15 +93,18 @@ fn take_diagonal<S: Real>(bench: &Bench, basis: &mut [S], spectrum: &mut [S]) {
 /// Leaves a basis in matrix 1 and its spectrum in the vector, and says which rung gave them; on
 /// [`Rung::Stale`] neither holds anything.
 fn climb<S: Real>(n: usize, fault: InjectFault, bench: &mut Bench) -> Rung {
-    // SAFETY: matrix 0 holds the statistic.
-    let a = unsafe { std::slice::from_raw_parts(bench.matrix::<S>(0), n * n) };
+    // SAFETY: matrix 0 holds the statistic, matrix 1 is another matrix of the bench.
+    let (a, q) = unsafe {
+        (
+            std::slice::from_raw_parts_mut(bench.matrix::<S>(0), n * n),
+            std::slice::from_raw_parts_mut(bench.matrix::<S>(1), n * n),
+        )
+    };
     if a.iter().any(|x| !x.wide().is_finite()) {
         return Rung::Stale;
     }
     bench.vector.clear();
     bench.vector.resize(n, 0.0);
-    // SAFETY: matrix 1 is a different matrix of the bench.
-    let q = unsafe { std::slice::from_raw_parts_mut(bench.matrix::<S>(1), n * n) };
     if is_diagonal(a, n) {
         q.fill(S::default());
         for i in 0..n {
@@ -110,12 +113,24 @@ fn climb<S: Real>(n: usize, fault: InjectFault, bench: &mut Bench) -> Rung {
         }
         return Rung::Chosen;
     }
-    let fails = |from: &[InjectFault]| from.contains(&fault);
+    // faer's divide and conquer has absolute cutoffs: a matrix far below norm one loses its digits. A
+    // power of two costs none.
+    let largest = a.iter().map(|x| x.wide().abs()).fold(0.0, f64::max);
+    let scale = 2f64.powi(-(largest.log2().floor() as i32).clamp(-120, 120));
+    a.iter_mut().for_each(|x| *x *= S::of(scale));
+    let rung = climb_scaled(a, q, fault, bench);
+    a.iter_mut().for_each(|x| *x *= S::of(1.0 / scale));
+    bench.vector.iter_mut().for_each(|d| *d /= scale);
+    rung
+}
+
+fn climb_scaled<S: Real>(a: &[S], q: &mut [S], fault: InjectFault, bench: &mut Bench) -> Rung {
     use InjectFault::{EvdAll, EvdChosen, EvdDouble, EvdNonorthogonal};
-    // SAFETY: matrix 2 is a different matrix of the bench; its first n numbers take the spectrum.
+    let n = bench.vector.len();
+    // SAFETY: matrix 2 is another matrix of the bench; its first n numbers take the spectrum.
     let spectrum = unsafe { std::slice::from_raw_parts_mut(bench.matrix::<S>(2), n) };
-    let done = !fails(&[EvdChosen, EvdDouble, EvdAll]) && evd::decompose(a, spectrum, q, bench.stack());
-    if done {
+    let fails = matches!(fault, EvdChosen | EvdDouble | EvdAll);
+    if !fails && evd::decompose(a, spectrum, q, bench.stack()) {
         if fault == EvdNonorthogonal {
             q.copy_within(0..n, n);
         }
@@ -124,9 +139,10 @@ fn climb<S: Real>(n: usize, fault: InjectFault, bench: &mut Bench) -> Rung {
             return Rung::Chosen;
         }
     }
-    let paths: [(Rung, bool, fn(&[f64], usize) -> Option<Eigen>); 2] = [
-        (Rung::Double, fails(&[EvdDouble, EvdAll]), evd::decompose_double),
-        (Rung::Svd, fails(&[EvdAll]), evd::decompose_svd),
+    type Path = fn(&[f64], usize) -> Option<Eigen>;
+    let paths: [(Rung, bool, Path); 2] = [
+        (Rung::Double, matches!(fault, EvdDouble | EvdAll), evd::decompose_double),
+        (Rung::Svd, fault == EvdAll, evd::decompose_svd),
     ];
     let wide: Vec<f64> = a.iter().map(|x| x.wide()).collect();
     for (rung, fails, path) in paths {

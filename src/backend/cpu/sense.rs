@@ -102,7 +102,7 @@ impl<S: Real> Drift<'_, S> {
             largest = largest.max(e);
             squares += e * e;
         }
-        largest / (squares.sqrt() + 1e-25)
+        largest / squares.sqrt()
     }
 
     /// h = α·RC/p.
@@ -158,5 +158,6 @@ fn residual<S: Real>(h: &[S], d: &[f64]) -> f64 {
         off += 2.0 * below + (on - d[j]).powi(2);
         whole += 2.0 * below + on * on;
     }
-    off.sqrt() / (whole.sqrt() + 1e-25)
+    // A statistic of zeros is diagonal.
+    if whole == 0.0 { 0.0 } else { (off / whole).sqrt() }
 }
