@@ -392,7 +392,7 @@ type Set<T> = fn(&mut Config, T);
 /// How an option is read, written and checked.
 enum Access {
     Real(Get<f64>, Set<f64>, Range),
-    Whole(Get<i64>, Set<i64>, i64),
+    Whole(Get<i64>, Set<i64>, std::ops::RangeInclusive<i64>),
     Flag(Get<bool>, Set<bool>),
     Named { get: fn(&Config) -> &'static str, set: fn(&mut Config, &str) -> bool, names: fn() -> String },
     Device,
@@ -414,10 +414,10 @@ macro_rules! real {
     };
 }
 macro_rules! whole {
-    ($field:ident, $least:expr) => {
+    ($field:ident, $range:expr) => {
         OptionSpec {
             key: stringify!($field),
-            access: Access::Whole(|c| c.$field, |c, v| c.$field = v, $least),
+            access: Access::Whole(|c| c.$field, |c, v| c.$field = v, $range),
         }
     };
 }
@@ -445,12 +445,15 @@ macro_rules! named {
     };
 }
 
+/// The largest whole number that a double holds exactly: no run has more steps.
+const MOST: i64 = 1 << 53;
+
 /// Every option, in the order of the documents.
 pub const OPTIONS: &[OptionSpec] = &[
     named!(policy, Policy),
     named!(cadence, Cadence),
-    whole!(check_period, 1),
-    whole!(start_step, 0),
+    whole!(check_period, 1..=MOST),
+    whole!(start_step, 0..=MOST),
     flag!(bias_correction),
     real!(root, Range::NONNEGATIVE),
     real!(exponent_multiplier, Range::POSITIVE),
@@ -462,7 +465,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     real!(epsilon_max, Range::POSITIVE),
     real!(tau, Range::POSITIVE),
     real!(residual_threshold, Range::NONNEGATIVE),
-    whole!(max_factor_dim, 1),
+    whole!(max_factor_dim, 1..=1 << 20),
     flag!(merge_dims),
     named!(grafting, Grafting),
     real!(grafting_beta2, Range::BELOW_ONE),
@@ -479,10 +482,10 @@ pub const OPTIONS: &[OptionSpec] = &[
     named!(negative_eigenvalues, NegativeEigenvalues),
     flag!(noise_floor),
     named!(nonfinite, Nonfinite),
-    whole!(num_threads, 0),
+    whole!(num_threads, 0..=1024),
     OptionSpec { key: "device", access: Access::Device },
     named!(inject_fault, InjectFault),
-    whole!(inject_fault_step, 1),
+    whole!(inject_fault_step, 1..=MOST),
 ];
 
 fn option(key: &str) -> Result<&'static OptionSpec> {
@@ -509,10 +512,10 @@ impl OptionSpec {
                 }
                 set(config, number);
             }
-            Access::Whole(_, set, least) => {
-                let wanted = || self.refuse(value, &format!("a whole number >= {least}"));
+            Access::Whole(_, set, range) => {
+                let wanted = || self.refuse(value, &whole_in(range));
                 let number: i64 = text.parse().map_err(|_| wanted())?;
-                if number < *least {
+                if !range.contains(&number) {
                     return Err(wanted());
                 }
                 set(config, number);
@@ -554,12 +557,16 @@ impl OptionSpec {
             Access::Real(get, _, range) if !range.contains(get(config)) => {
                 Err(self.refuse(&self.read(config), &format!("a number in {range}")))
             }
-            Access::Whole(get, _, least) if get(config) < *least => {
-                Err(self.refuse(&self.read(config), &format!("a whole number >= {least}")))
+            Access::Whole(get, _, range) if !range.contains(&get(config)) => {
+                Err(self.refuse(&self.read(config), &whole_in(range)))
             }
             _ => Ok(()),
         }
     }
+}
+
+fn whole_in(range: &std::ops::RangeInclusive<i64>) -> String {
+    format!("a whole number in [{}, {}]", range.start(), range.end())
 }
 
 fn parse_device(text: &str) -> Option<Device> {
@@ -602,7 +609,8 @@ mod tests {
             ("tau", "nan", "(0, inf)"),
             ("beta2", "1.5", "[0, 1]"),
             ("beta1", "1", "[0, 1)"),
-            ("check_period", "0", ">= 1"),
+            ("check_period", "0", "[1, "),
+            ("num_threads", "1000000", "[0, 1024]"),
             ("check_period", "2.5", "whole number"),
             ("grafting", "muon", "adagrad"),
             ("nesterov", "maybe", "true or false"),

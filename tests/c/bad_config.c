@@ -45,13 +45,13 @@ static void options_by_name(void) {
         {"weight_decay", "-1e-4", "weight_decay"},
         {"lr", "-0.1", "lr|[0, inf)"},
         {"lr", "inf", "lr|[0, inf)"},
-        {"check_period", "0", "check_period|>= 1"},
+        {"check_period", "0", "check_period|number in [1, "},
         {"check_period", "2.5", "check_period|whole number"},
         {"check_period", "99999999999999999999", "check_period|whole number"},
-        {"start_step", "-1", "start_step|>= 0"},
-        {"max_factor_dim", "0", "max_factor_dim|>= 1"},
-        {"num_threads", "-1", "num_threads|>= 0"},
-        {"inject_fault_step", "0", "inject_fault_step|>= 1"},
+        {"start_step", "-1", "start_step|number in [0, "},
+        {"max_factor_dim", "0", "max_factor_dim|number in [1, "},
+        {"num_threads", "-1", "num_threads|number in [0, "},
+        {"inject_fault_step", "0", "inject_fault_step|number in [1, "},
         {"nesterov", "maybe", "nesterov|maybe|true or false"},
         {"policy", "adam", "policy|adam|stale|foam_no_refresh|grafting_only"},
         {"cadence", "weekly", "cadence|reference|paper"},
@@ -136,8 +136,8 @@ static void fields_of_the_struct(void) {
     REFUSES("tau|(0, inf)", c->tau = -0.5);
     REFUSES("tau|(0, inf)", c->tau = (double)NAN);
     REFUSES("tau|(0, inf)", c->tau = (double)INFINITY);
-    REFUSES("check_period|>= 1", c->check_period = 0);
-    REFUSES("check_period|>= 1", c->check_period = -20);
+    REFUSES("check_period|number in [1, ", c->check_period = 0);
+    REFUSES("check_period|number in [1, ", c->check_period = -20);
     REFUSES("beta1|[0, 1)", c->beta1 = 1.0);
     REFUSES("beta1|[0, 1)", c->beta1 = -0.1);
     REFUSES("beta2|[0, 1]", c->beta2 = 1.5);
@@ -149,9 +149,11 @@ static void fields_of_the_struct(void) {
     REFUSES("lr|[0, inf)", c->lr = (double)INFINITY);
     REFUSES("weight_decay|[0, inf)", c->weight_decay = -1.0);
     REFUSES("root|[0, inf)", c->root = -1.0);
-    REFUSES("max_factor_dim|>= 1", c->max_factor_dim = 0);
-    REFUSES("num_threads|>= 0", c->num_threads = -1);
-    REFUSES("start_step|>= 0", c->start_step = -1);
+    REFUSES("max_factor_dim|number in [1, ", c->max_factor_dim = 0);
+    REFUSES("num_threads|number in [0, 1024]", c->num_threads = -1);
+    REFUSES("num_threads|number in [0, 1024]", c->num_threads = 1025);
+    REFUSES("num_threads|number in [0, 1024]", c->num_threads = INT64_MAX);
+    REFUSES("start_step|number in [0, ", c->start_step = -1);
     REFUSES("policy|99|foam_certified", c->policy = 99);
     REFUSES("policy|-1", c->policy = -1);
     REFUSES("cadence|2", c->cadence = 2);
@@ -168,24 +170,9 @@ static void fields_of_the_struct(void) {
             (c->policy = FOAM_POLICY_GRAFTING_ONLY, c->grafting = FOAM_GRAFTING_NONE));
 }
 
-/* Threads beyond reason are refused, or the handle works with fewer; the process survives either way. */
-static void absurd_numbers_of_threads(void) {
-    static const int64_t absurd[] = {INT64_MAX, (int64_t)INT_MAX + 1};
-    for (size_t i = 0; i < sizeof absurd / sizeof absurd[0]; i++) {
-        model m;
-        model_describe(&m);
-        m.config.num_threads = absurd[i];
-        foam_status status = model_create(&m);
-        CHECK(status == FOAM_OK || status == FOAM_INVALID_ARGUMENT || status == FOAM_OUT_OF_MEMORY);
-        if (status != FOAM_OK) CHECK(check_says(m.error.message, "thread"));
-        if (status == FOAM_OK) foam_destroy(m.optimizer);
-    }
-}
-
 int main(void) {
     options_by_name();
     options_read_back();
     fields_of_the_struct();
-    absurd_numbers_of_threads();
     return check_result("bad_config");
 }

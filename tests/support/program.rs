@@ -1,5 +1,7 @@
 //! Compiles the programs of `tests/c` against the library under test and runs them.
 
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
 use super::library::{root, shared_library};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -93,7 +95,8 @@ pub fn passes(name: &str, language: Language, watch: Watch, include: &Path) {
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).expect("the scratch folder is writable");
     let program = folder.join(name);
-    compile(name, language, watch, include, &program);
+    let source = root().join("tests/c").join(format!("{name}.c"));
+    compile(&source, language, watch, include, &program);
 
     let mut command = match watch {
         Watch::Valgrind => Command::new("valgrind"),
@@ -142,7 +145,21 @@ static VALGRIND: LazyLock<bool> = LazyLock::new(|| {
     found()
 });
 
-fn compile(name: &str, language: Language, watch: Watch, include: &Path, program: &Path) {
+/// Compiles the text of a program and runs it; gives what it prints.
+pub fn prints(name: &str, text: &str, language: Language) -> String {
+    let folder = SCRATCH.join(format!("{name}-{language:?}"));
+    std::fs::create_dir_all(&folder).expect("the scratch folder is writable");
+    let (source, program) = (folder.join("source.txt"), folder.join(name));
+    std::fs::write(&source, text).expect("the scratch folder is writable");
+    compile(&source, language, Watch::Nothing, &headers(), &program);
+    let mut command = Command::new(&program);
+    command.env_remove("LD_LIBRARY_PATH").current_dir(&folder);
+    let done = command.output().unwrap_or_else(|cause| panic!("{command:?}: {cause}"));
+    expect_success(&command, &done, "");
+    String::from_utf8_lossy(&done.stdout).into_owned()
+}
+
+fn compile(source: &Path, language: Language, watch: Watch, include: &Path, program: &Path) {
     let (variable, default, options) = match language {
         Language::C11 => ("CC", "cc", ["-x", "c", "-std=c11"]),
         Language::Cpp17 => ("CXX", "c++", ["-x", "c++", "-std=c++17"]),
@@ -156,7 +173,7 @@ fn compile(name: &str, language: Language, watch: Watch, include: &Path, program
         command.args(SANITIZE);
     }
     command.arg("-I").arg(include);
-    command.arg(root().join("tests/c").join(format!("{name}.c"))).arg("-o").arg(program);
+    command.arg(source).arg("-o").arg(program);
     command.arg("-L").arg(&*LIBRARIES).arg(format!("-Wl,-rpath,{}", LIBRARIES.display()));
     command.args(["-Wl,--as-needed", "-lfoam", "-lpthread", "-ldl", "-lm"]);
     let done = command.output().unwrap_or_else(|cause| {
