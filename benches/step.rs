@@ -174,6 +174,7 @@ fn measure(work: &Work, threads: usize) {
     plain.step();
     plain.step();
     bare.run(threads);
+    let before = plain.engine.stats().expect("a live engine has figures");
     let (mut plain_times, mut bare_times) = (Vec::new(), Vec::new());
     for _ in 0..repeats {
         plain_times.push(plain.step());
@@ -185,16 +186,25 @@ fn measure(work: &Work, threads: usize) {
     let reuse_times = (0..(repeats / 4).clamp(3, 20)).map(|_| reuse.step()).collect();
     refresh.step();
     let refresh_times = (0..(repeats / 8).clamp(3, 10)).map(|_| refresh.step()).collect();
+    let after = plain.engine.stats().expect("a live engine has figures");
+    let mean = |end: f64, start: f64| (end - start) * 1e3 / repeats as f64;
+    let verbs = format!(
+        "{:.2} + {:.2} + {:.2}",
+        mean(after.seconds_inspect, before.seconds_inspect),
+        mean(after.seconds_accumulate, before.seconds_accumulate),
+        mean(after.seconds_apply, before.seconds_apply)
+    );
     let (p, b) = (median(plain_times), median(bare_times));
     let (c, e) = (median(reuse_times), median(refresh_times));
     println!(
-        "{:<4} {:>7}  {:>10.2} {:>10.2} {:>8.2}  {:>8.0}  {:>12.2} {:>12.2}   {}",
+        "{:<4} {:>7}  {:>10.2} {:>10.2} {:>6.2} {:>8.0}  {:>24}  {:>12.2} {:>12.2}   {}",
         work.name,
         threads,
         p,
         b,
         p / b,
         bare.flops() / b / 1e6,
+        verbs,
         c,
         e,
         work.what
@@ -206,8 +216,16 @@ fn main() {
     println!("{}", engine::build_info());
     println!("f32, blocks up to {LARGEST_SIDE}, Adam grafting, p = 2; median milliseconds");
     println!(
-        "{:<4} {:>7}  {:>10} {:>10} {:>8}  {:>8}  {:>12} {:>12}",
-        "work", "threads", "plain step", "products", "ratio", "GFLOP/s", "check, reuse", "check, EVD"
+        "{:<4} {:>7}  {:>10} {:>10} {:>6} {:>8}  {:>24}  {:>12} {:>12}",
+        "work",
+        "threads",
+        "plain step",
+        "products",
+        "ratio",
+        "GFLOP/s",
+        "inspect+accumulate+apply",
+        "check, reuse",
+        "check, EVD"
     );
     for work in works().iter().filter(|w| wanted.is_empty() || wanted.iter().any(|name| name == w.name)) {
         for threads in [1, 2] {

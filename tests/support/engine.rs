@@ -132,6 +132,15 @@ impl<T: Element> Engine<T> {
         Ok(items)
     }
 
+    /// The figures of the whole optimizer.
+    pub fn stats(&self) -> Result<foam_stats_info, String> {
+        let mut info =
+            foam_stats_info { struct_size: size_of::<foam_stats_info>() as u32, ..Default::default() };
+        // SAFETY: a live handle, and a record with its size.
+        checked(|error| unsafe { foam_stats(self.handle, &mut info, error) })?;
+        Ok(info)
+    }
+
     /// A matrix or vector of one factor; `what` is one of `FOAM_FACTOR_*`.
     pub fn read(&self, (param, block, axis): Place, what: i32) -> Result<Vec<f64>, String> {
         let mut count = 0;

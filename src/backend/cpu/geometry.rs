@@ -10,7 +10,7 @@ use std::ops::Range;
 /// Elements of one elementwise task.
 const CHUNK: usize = 16 * SPAN;
 /// Columns (or rows) of one product task.
-pub const PANEL: usize = 256;
+pub const PANEL: usize = 512;
 /// Workspace that a wave may fill, unless a single block needs more.
 const WAVE_BYTES: usize = 64 << 20;
 
