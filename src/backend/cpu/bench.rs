@@ -4,17 +4,17 @@ use super::evd;
 use super::product::{Span2, mirror, multiply, multiply_lower};
 use super::real::Real;
 use super::{Floor, Precision};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::memory::{Allocator, Arena, aligned};
 use crate::optimizer::plan::{FactorPlan, Plan};
-use faer::dyn_stack::{MemBuffer, MemStack};
+use faer::dyn_stack::MemStack;
 
 /// Three square matrices, a vector, and the scratch of an eigendecomposition.
 pub(super) struct Bench {
     matrices: Arena,
     /// Bytes of one matrix.
     stride: usize,
-    scratch: MemBuffer,
+    scratch: Arena,
     /// A vector in double precision.
     pub vector: Vec<f64>,
 }
@@ -33,16 +33,14 @@ impl Bench {
         let bytes = |n: usize, size: usize| aligned((n * (n + PADDING) * size) as u128) as usize;
         let stride = bytes(single, 4).max(bytes(double, 8));
         let need = evd::scratch::<f32>(single).or(evd::scratch::<f64>(double));
-        let scratch = MemBuffer::try_new(need).map_err(|_| {
-            Error::out_of_memory("an eigendecomposition", need.unaligned_bytes_required() as u128)
-        })?;
+        let scratch = Arena::zeroed(need.unaligned_bytes_required(), allocator, "an eigendecomposition")?;
         let matrices = Arena::zeroed(3 * stride, allocator, "the workspace of a check")?;
         Ok(Bench { matrices, stride, scratch, vector: Vec::with_capacity(single.max(double)) })
     }
 
     /// Bytes that it occupies.
     pub fn bytes(&self) -> usize {
-        self.matrices.bytes() + self.scratch.len()
+        self.matrices.bytes() + self.scratch.bytes()
     }
 
     /// Matrix number `which` (0, 1, 2).
@@ -54,7 +52,10 @@ impl Bench {
 
     /// The scratch of an eigendecomposition.
     pub fn stack(&mut self) -> &mut MemStack {
-        MemStack::new(&mut self.scratch)
+        // SAFETY: the scratch is the bench's own, and borrowed with it.
+        MemStack::new(unsafe {
+            std::slice::from_raw_parts_mut(self.scratch.as_ptr().cast(), self.scratch.bytes())
+        })
     }
 
     /// Matrix 0 becomes the factor's statistic, whole and scaled.
