@@ -1,0 +1,48 @@
+# Builds and finds the libraries, and what is known about them. Sourced by install.sh.
+#
+# Sets: version, abi (the number in the SONAME), shared_library, static_library, pointer_size.
+
+# newest FILE…: the newest of the files that exist.
+newest() {
+    found=''
+    for file; do
+        if [ -f "$file" ] && { [ -z "$found" ] || [ "$file" -nt "$found" ]; }; then
+            found=$file
+        fi
+    done
+    printf '%s\n' "$found"
+}
+
+# cargo_target_dir: the folder that cargo builds into, which its configuration may have moved.
+cargo_target_dir() {
+    metadata=$(cd "$root" && cargo metadata --quiet --format-version 1 --no-deps 2>/dev/null) || metadata=''
+    directory=$(printf '%s\n' "$metadata" | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
+    printf '%s\n' "${directory:-$root/target}"
+}
+
+find_libraries() {
+    version=$(sed -n '/^\[package\]/,/^\[/s/^version *= *"\([^"]*\)".*/\1/p' "$root/Cargo.toml")
+    abi=$(sed -n 's/^#define FOAM_ABI_MAJOR \([0-9]*\).*/\1/p' "$root/include/foam.h")
+    [ -n "$version" ] || die "Cargo.toml has no version in [package]"
+    [ -n "$abi" ] || die "include/foam.h does not define FOAM_ABI_MAJOR"
+
+    if [ "$build" = yes ]; then
+        command -v cargo >/dev/null 2>&1 ||
+            die "cargo is missing: install Rust, or give --no-build and --target-dir to take libraries built elsewhere"
+        set -- build --lib --profile "$profile"
+        [ -z "$target_dir" ] || set -- "$@" --target-dir "$target_dir"
+        (cd "$root" && cargo "$@") || die "cargo $* failed"
+    fi
+
+    [ -n "$target_dir" ] || target_dir=${CARGO_TARGET_DIR:-$(cargo_target_dir)}
+    built=$target_dir${CARGO_BUILD_TARGET:+/$CARGO_BUILD_TARGET}/$folder
+    # `cargo test` leaves the libraries in deps, `cargo build` puts links to them one folder up.
+    shared_library=$(newest "$built/libfoam.so" "$built/deps/libfoam.so")
+    static_library=$(newest "$built/libfoam.a" "$built/deps/libfoam.a")
+    for library in "libfoam.so:$shared_library" "libfoam.a:$static_library"; do
+        [ -n "${library#*:}" ] ||
+            die "${library%%:*} is not in $built: leave out --no-build, or name the right --profile and --target-dir"
+    done
+    # The fifth byte of an ELF file: 1 for 32 bits, 2 for 64.
+    pointer_size=$(($(od -An -tu1 -j4 -N1 "$shared_library") * 4))
+}

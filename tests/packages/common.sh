@@ -1,0 +1,72 @@
+# What the scripts of this folder share. tests/packages.rs runs each of them with these variables:
+#
+#   ROOT        the checkout                        TARGET_DIR, PROFILE   where cargo put the libraries under test
+#   SCRATCH     an empty folder of the script's own  FIRST, PREFIX         where foam was installed, and moved to
+#   WHEEL       the wheel
+#
+# A script passes if it ends without an error; `fail` says what was expected.
+set -euo pipefail
+cd "$SCRATCH"
+
+VERSION=$(sed -n 's/^version = "\(.*\)"/\1/p' "$ROOT/Cargo.toml" | head -n 1)
+SONAME=libfoam.so.$(sed -n 's/^#define FOAM_ABI_MAJOR //p' "$ROOT/include/foam.h")
+
+fail() {
+    echo "FAILED: $*" >&2
+    exit 1
+}
+
+# need PROGRAM PACKAGE: installs the package if the program is missing. Scripts run side by side, so one at a time.
+need() {
+    command -v "$1" >/dev/null && return
+    exec 8>"$SCRATCH/../apt.lock"
+    flock 8
+    if ! command -v "$1" >/dev/null; then
+        echo "$1 is missing: installing $2 with apt-get" >&2
+        export DEBIAN_FRONTEND=noninteractive
+        { apt-get update -qq && apt-get install -y -qq --no-install-recommends "$2"; } >&2 ||
+            fail "$1 could not be installed: install the package $2"
+    fi
+    exec 8>&-
+}
+
+# install_foam OPTION…: installs the libraries under test.
+install_foam() {
+    "$ROOT/bindings/install.sh" --profile "$PROFILE" --no-build --target-dir "$TARGET_DIR" --strip "$@"
+}
+
+# refused TEXT COMMAND…: the command fails and says TEXT.
+refused() {
+    local text=$1 output
+    shift
+    if output=$("$@" 2>&1); then
+        fail "this should have been refused: $*"$'\n'"$output"
+    fi
+    # CMake breaks its lines where it likes.
+    tr -s '\n ' ' ' <<<"$output" | grep -Fq -- "$text" || fail "expected '$text' from $*, got:"$'\n'"$output"
+}
+
+# runs PROGRAM: the example converges.
+runs() {
+    local output
+    output=$("$@") || fail "$* ended with $?"
+    grep -Eq '^loss after 300 steps: 0\.0' <<<"$output" || fail "unexpected output of $*: $output"
+}
+
+# needed PROGRAM: the libraries that the loader will look for.
+needed() {
+    readelf -d "$1" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p'
+}
+
+# shares_foam PROGRAM: it needs the library by its SONAME, and nothing by a path.
+shares_foam() {
+    needed "$1" | grep -Fqx "$SONAME" || fail "$1 does not need $SONAME but: $(needed "$1")"
+    ! needed "$1" | grep -F / || fail "$1 needs a library by its path"
+}
+
+# holds_foam PROGRAM: it needs no libfoam when it runs. It is run in a folder of its own, far from the prefix.
+holds_foam() {
+    ! needed "$1" | grep -F foam || fail "$1 needs a libfoam"
+    mkdir -p alone && cp "$1" alone/program
+    runs env -i "$PWD/alone/program"
+}
