@@ -153,10 +153,12 @@ fn statistic_tile<W: Real, S: Real>(floor: &Floor, order: &BlockOrder, tile: &Ti
             multiply(target.part(tile.panel.end, start, below, width), true, rest, own.t(), gain);
         }
     };
+    // Only the rows of a matrix are padded.
+    let padded = |length: usize| if block.dims.len() == 2 { stride } else { length };
     if view.inner == 1 {
-        add(Span2::row_major(work, view.outer, n, if view.outer == 1 { n } else { stride }).t());
+        add(Span2::row_major(work, view.outer, n, padded(n)).t());
     } else {
-        let row = if block.dims.len() == 2 { stride } else { view.inner };
+        let row = padded(view.inner);
         for slice in 0..view.outer {
             add(Span2::row_major(work.wrapping_add(slice * n * view.inner), n, view.inner, row));
         }

@@ -239,7 +239,9 @@ fn product_tile<W: Real, S: Real>(floor: &Floor, tile: &Tile) -> Option<f64> {
     let root = Span2::row_major(floor.slot::<W>(factor.inverse_root), n, n, n);
     let (source, target) =
         (half::<W>(floor, tile.block, tile.axis), half::<W>(floor, tile.block, tile.axis + 1));
-    let stride = if block.dims.len() == 2 { floor.walks.blocks[tile.block].stride } else { view.inner };
+    // Only the rows of a matrix are padded.
+    let stride = floor.walks.blocks[tile.block].stride;
+    let padded = |length: usize| if block.dims.len() == 2 { stride } else { length };
     let one = W::of(1.0);
     // SAFETY: source and target are different halves; the tile's rows of the target are its own.
     unsafe {
@@ -253,16 +255,20 @@ fn product_tile<W: Real, S: Real>(floor: &Floor, tile: &Tile) -> Option<f64> {
         }
         let (rows, first) = (tile.panel.len(), tile.panel.start);
         if view.inner > 1 {
-            let x = Span2::row_major(source, n, view.inner, stride);
-            let y = Span2::row_major(target, n, view.inner, stride).part(first, 0, rows, view.inner);
+            let x = Span2::row_major(source, n, view.inner, padded(view.inner));
+            let y =
+                Span2::row_major(target, n, view.inner, padded(view.inner)).part(first, 0, rows, view.inner);
             multiply(y, false, root.part(first, 0, rows, n), x, one);
             return None;
         }
-        // The last axis: the block as one matrix with rows of length n.
-        let stride = if block.dims.len() == 2 { stride } else { n };
+        // The last axis, or one with only ones behind it: the block as one matrix with rows of length n.
+        let stride = padded(n);
         let x = Span2::row_major(source, view.outer, n, stride).part(first, 0, rows, n);
         let y = Span2::row_major(target, view.outer, n, stride).part(first, 0, rows, n);
         multiply(y, false, x, root, one);
+        if tile.axis + 1 < block.dims.len() {
+            return None;
+        }
         let mut total = 0.0;
         for row in 0..rows {
             total += sum_of_squares(std::slice::from_raw_parts(y.data.add(row * stride), n));
