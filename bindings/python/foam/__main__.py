@@ -1,0 +1,56 @@
+"""``python -m foam``: doctor, plot and replay."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import List, Optional
+
+from . import _version
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    """Runs a subcommand; the result is the exit status."""
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # A reader that has seen enough (`... | head`) is no reason to fail loudly.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(arguments: Optional[List[str]]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m foam", description="Tools of the FOAM optimizer.")
+    parser.add_argument("--version", action="version", version=f"foam {_version.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+
+    commands.add_parser("doctor", help="report the library, the machine and CUDA, to paste into an issue")
+
+    plot = commands.add_parser("plot", help="plot epsilon, proxy and EVD rate of every factor from a CSV file")
+    plot.add_argument("csv", help="a file that Optimizer.to_csv or the train example wrote")
+    plot.add_argument("--out", metavar="PREFIX", help="write PREFIX.png and PREFIX.svg; default: beside the CSV")
+    plot.add_argument("--policy", help="the run to plot, where the file has several; default: all, one file each")
+    plot.add_argument("--tau", type=float, help="draw this tau, where the file does not say it")
+
+    replay = commands.add_parser("replay", help="compare golden traces with this build")
+    replay.add_argument("traces", nargs="+", metavar="case.safetensors")
+
+    chosen = parser.parse_args(arguments)
+    if chosen.command == "doctor":
+        from .doctor import main as doctor
+
+        return doctor()
+    if chosen.command == "plot":
+        from .plot import main as draw
+
+        return draw(chosen.csv, chosen.out, chosen.policy, chosen.tau)
+    from .replay import main as certify
+
+    return certify(chosen.traces)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""The figures of all factors as rows of a CSV file, one snapshot a call."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from typing import Any
+
+from ._handle import Handle
+from .errors import InvalidArgumentError
+
+__all__ = ["COLUMNS", "append_snapshot"]
+
+#: The columns; those of the train example's ``stats.csv`` are among them, under the same names.
+COLUMNS = (
+    "policy",
+    "step",
+    "param",
+    "block",
+    "axis",
+    "dim",
+    "root",
+    "tau",
+    "epsilon_base",
+    "epsilon_max",
+    "epsilon",
+    "proxy",
+    "max_proxy",
+    "relative_change",
+    "alpha",
+    "gap_bound",
+    "residual",
+    "noise_floor",
+    "eigenvalue_min",
+    "eigenvalue_max",
+    "last_refresh",
+    "last_check",
+    "checks",
+    "evd_calls",
+    "reuse_calls",
+    "proxy_calls",
+    "epsilon_updates",
+    "cap_refreshes",
+    "residual_calls",
+    "failed_evds",
+    "fallback_double",
+    "fallback_svd",
+    "fallback_stale",
+    "branch",
+)
+
+
+def append_snapshot(path: Any, handle: Handle) -> None:
+    """Appends a row for every factor; the file gets a header if it is new."""
+    steps = handle.stats()["steps"]
+    shared = {key: handle.options[key] for key in ("policy", "tau", "epsilon_max")}
+    new = not os.path.exists(path) or os.path.getsize(path) == 0
+    if not new:
+        with open(path, newline="", encoding="utf-8") as file:
+            found = next(csv.reader(file), [])
+        if tuple(found) != COLUMNS:
+            raise InvalidArgumentError(
+                f"'{os.fspath(path)}' has other columns: expected a new file, or one that to_csv wrote"
+            )
+    with open(path, "a", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if new:
+            writer.writerow(COLUMNS)
+        for factor in handle.factor_stats():
+            row = {**factor, **shared, "step": steps}
+            writer.writerow([_cell(row[column]) for column in COLUMNS])
+
+
+def _cell(value: Any) -> Any:
+    """Values that do not exist are empty cells."""
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else ""
+    return value

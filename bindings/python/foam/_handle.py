@@ -1,0 +1,246 @@
+"""One native optimizer: the calls of ``foam.h`` on Python values. ``foam.Optimizer`` and ``foam.torch.FOAM`` are
+built on it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+import operator
+import os
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+from . import _library, _structs
+from .errors import InvalidArgumentError
+from .tensors import DTYPES, View
+
+__all__ = ["Handle", "ParamSpec", "defaults", "option_text"]
+
+_logger = logging.getLogger("foam")
+_LEVELS = {_structs.LOG_WARNING: logging.WARNING, _structs.LOG_INFO: logging.INFO}
+
+
+class ParamSpec(NamedTuple):
+    """A parameter as the library has to know it."""
+
+    name: str
+    shape: Sequence[int]
+    dtype: str
+    lr_scale: float = 1.0
+    weight_decay_scale: float = 1.0
+    root: float = 0.0
+    grafting_only: bool = False
+
+
+def option_text(value: Any) -> str:
+    """An option's value in the text form of ``foam_config_set``."""
+    # NumPy's bool is none of Python's.
+    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return value
+    try:
+        return str(operator.index(value))
+    except TypeError:
+        pass
+    try:
+        # The shortest text that reads back as the same double; NumPy's and torch's scalars too.
+        return repr(float(value))
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def _native_log(_user: Any, level: int, message: bytes) -> None:
+    _logger.log(_LEVELS.get(level, logging.INFO), "%s", message.decode("utf-8", "replace"))
+
+
+# One callback for all handles, kept for good: the library may call it as long as a handle lives.
+_LOG = _structs.LOG_FUNCTION(_native_log)
+
+
+def _config(preset: Optional[str], options: Mapping[str, Any]) -> _structs.Config:
+    library = _library.load()
+    config = _structs.Config()
+    name = None if preset is None else str(preset).encode()
+    library.call("foam_config_init", ctypes.byref(config), ctypes.sizeof(config), name)
+    for key, value in options.items():
+        library.call("foam_config_set", ctypes.byref(config), key.encode(), option_text(value).encode())
+    config.log = _LOG
+    return config
+
+
+def _config_get(config: _structs.Config, key: Optional[str]) -> str:
+    text = ctypes.create_string_buffer(4096)
+    name = None if key is None else key.encode()
+    _library.load().call("foam_config_get", ctypes.byref(config), name, text, len(text))
+    return text.value.decode()
+
+
+def _config_dict(config: _structs.Config) -> Dict[str, str]:
+    return {key: _config_get(config, key) for key in _config_get(config, None).split()}
+
+
+def defaults(preset: Optional[str] = None) -> Dict[str, str]:
+    """Every option of the library with its default, in text form.
+
+    Args:
+        preset: ``"reference"`` (the default: the paper's ViT setting on the authors' schedule) or ``"paper"``
+            (Algorithms 1-3 as printed).
+    """
+    return _config_dict(_config(preset, {}))
+
+
+class Handle:
+    """A ``foam_optimizer`` and what belongs to it."""
+
+    def __init__(self, specs: Sequence[ParamSpec], preset: Optional[str], options: Mapping[str, Any]) -> None:
+        self._pointer: Optional[int] = None
+        self._library = _library.load()
+        config = _config(preset, options)
+        self.options = _config_dict(config)
+        self.names = [spec.name for spec in specs]
+        described = (_structs.Param * max(len(specs), 1))()
+        keep: List[Any] = []
+        for raw, spec in zip(described, specs):
+            self._library.call("foam_param_init", ctypes.byref(raw), ctypes.sizeof(raw))
+            sizes = (ctypes.c_int64 * max(len(spec.shape), 1))(*spec.shape)
+            keep.append(sizes)
+            raw.name = spec.name.encode()
+            raw.shape = ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64))
+            raw.ndim = len(spec.shape)
+            raw.dtype.code, raw.dtype.bits = DTYPES[spec.dtype]
+            raw.dtype.lanes = 1
+            raw.lr_scale, raw.weight_decay_scale, raw.root = spec.lr_scale, spec.weight_decay_scale, spec.root
+            raw.flags = _structs.PARAM_GRAFTING_ONLY if spec.grafting_only else 0
+        pointer = ctypes.c_void_p()
+        self._library.call("foam_create", ctypes.byref(config), described, len(specs), ctypes.byref(pointer))
+        self._pointer = pointer.value
+        self._params = (_structs.Tensor * max(len(specs), 1))()
+        self._grads = (_structs.Tensor * max(len(specs), 1))()
+
+    # ---- life
+
+    def close(self) -> None:
+        """Destroys the optimizer; a second call does nothing."""
+        pointer, self._pointer = self._pointer, None
+        if pointer is not None:
+            self._library.functions.foam_destroy(pointer)
+
+    def __del__(self) -> None:
+        if getattr(self, "_pointer", None) is not None:
+            self.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._pointer is None
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        if self._pointer is None:
+            raise InvalidArgumentError("the optimizer is closed")
+        self._library.call(name, self._pointer, *arguments)
+
+    # ---- steps
+
+    def step(
+        self,
+        params: Sequence[View],
+        grads: Sequence[Optional[View]],
+        lr: Optional[float],
+        grad_scale: float,
+        stream: Optional[int] = None,
+    ) -> bool:
+        """One step; True if it was skipped because a gradient is not finite."""
+        if lr is not None and math.isnan(lr):
+            # The library takes NaN for "not given"; from a schedule it is a mistake.
+            raise InvalidArgumentError("lr is NaN: expected a number >= 0, or None for the option's")
+        for tensor, view in zip(self._params, params):
+            view.fill(tensor)
+        for tensor, grad in zip(self._grads, grads):
+            if grad is None:
+                tensor.data = None
+            else:
+                grad.fill(tensor)
+        if stream is None:
+            stream = next((view.stream for view in params if view.stream), 0)
+        args = _structs.StepArgs()
+        self._library.call("foam_step_args_init", ctypes.byref(args), ctypes.sizeof(args))
+        skipped = ctypes.c_int32(0)
+        args.count = len(params)
+        args.params = self._params
+        args.grads = self._grads
+        args.stream = stream
+        args.skipped = ctypes.pointer(skipped)
+        args.lr = math.nan if lr is None else lr
+        args.grad_scale = grad_scale
+        self._call("foam_step", ctypes.byref(args))
+        return bool(skipped.value)
+
+    def synchronize(self) -> None:
+        """Waits until the device has done all work."""
+        self._call("foam_synchronize")
+
+    # ---- figures
+
+    def stats(self) -> Dict[str, Any]:
+        """``foam_stats_info`` as a dict."""
+        info = _structs.StatsInfo()
+        info.struct_size = ctypes.sizeof(info)
+        self._call("foam_stats", ctypes.byref(info))
+        return {field[0]: getattr(info, field[0]) for field in info._fields_[2:]}
+
+    def factor_stats(self) -> List[Dict[str, Any]]:
+        """``foam_factor_info`` of every factor, with the parameter's name and the branch as text."""
+        count, size = ctypes.c_size_t(0), ctypes.sizeof(_structs.FactorInfo)
+        self._call("foam_factor_stats", None, size, 0, ctypes.byref(count))
+        items = (_structs.FactorInfo * max(count.value, 1))()
+        self._call("foam_factor_stats", items, size, count.value, ctypes.byref(count))
+        return [self._describe(items[index]) for index in range(count.value)]
+
+    def _describe(self, info: _structs.FactorInfo) -> Dict[str, Any]:
+        known = 0 <= info.last_branch < len(_structs.BRANCHES)
+        branch = _structs.BRANCHES[info.last_branch] if known else str(info.last_branch)
+        figures = {"param": self.names[info.param_index], "branch": branch}
+        figures.update((field[0], getattr(info, field[0])) for field in info._fields_[2:])
+        return figures
+
+    def factor_read(self, param: int, block: int, axis: int, what: int) -> Any:
+        """One of a factor's matrices as a flat memoryview of doubles."""
+        count = ctypes.c_size_t(0)
+        place = (param, block, axis, what)
+        self._call("foam_factor_read", *place, None, 0, ctypes.byref(count))
+        values = (ctypes.c_double * max(count.value, 1))()
+        self._call("foam_factor_read", *place, values, count.value, ctypes.byref(count))
+        return memoryview(values).cast("B").cast("d")[: count.value]
+
+    def exact_gap(self, param: int, block: int, axis: int) -> float:
+        """The exact relative operator gap of a factor."""
+        gap = ctypes.c_double(0)
+        self._call("foam_exact_gap", param, block, axis, ctypes.byref(gap))
+        return gap.value
+
+    # ---- checkpoints
+
+    def save(self, path: Any) -> None:
+        """Writes the state to a file."""
+        self._call("foam_save_file", os.fsencode(path))
+
+    def load(self, path: Any) -> None:
+        """Reads the state from a file."""
+        self._call("foam_load_file", os.fsencode(path))
+
+    def state_size(self) -> int:
+        """Bytes of the state that :meth:`save_to` writes."""
+        size = ctypes.c_size_t(0)
+        self._call("foam_save_memory", None, 0, ctypes.byref(size))
+        return size.value
+
+    def save_to(self, address: int, capacity: int) -> None:
+        """Writes the state to ``capacity`` bytes at ``address``."""
+        size = ctypes.c_size_t(0)
+        self._call("foam_save_memory", address, capacity, ctypes.byref(size))
+
+    def load_from(self, address: Any, size: int) -> None:
+        """Reads the state from ``size`` bytes at ``address``, a number or bytes."""
+        self._call("foam_load_memory", address, size)

@@ -1,0 +1,300 @@
+"""The structs and constants of ``foam.h``, as ctypes has them.
+
+``tests/python/test_structs.py`` holds every size and offset against ``include/foam.layout`` and every constant
+against ``include/foam.h``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_double, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
+
+#: Version of the ABI that these structs describe.
+ABI_MAJOR = 0
+ABI_MINOR = 1
+
+OK = 0
+
+#: ``FOAM_*`` statuses by number.
+STATUS_NAMES = (
+    "FOAM_OK",
+    "FOAM_INVALID_ARGUMENT",
+    "FOAM_UNSUPPORTED",
+    "FOAM_SHAPE_MISMATCH",
+    "FOAM_OUT_OF_MEMORY",
+    "FOAM_DEVICE_ERROR",
+    "FOAM_NOT_FINITE",
+    "FOAM_NO_CONVERGENCE",
+    "FOAM_IO_ERROR",
+    "FOAM_BAD_CHECKPOINT",
+    "FOAM_COLLECTIVE_FAILED",
+    "FOAM_CANCELLED",
+    "FOAM_BUSY",
+    "FOAM_POISONED",
+    "FOAM_PANIC",
+)
+
+MESSAGE_SIZE = 1000
+
+DEVICE_CPU = 1
+DEVICE_CUDA = 2
+DEVICE_CUDA_HOST = 3
+DEVICE_CUDA_MANAGED = 13
+
+DTYPE_FLOAT = 2
+DTYPE_BFLOAT = 4
+
+PARAM_GRAFTING_ONLY = 1
+
+LOG_WARNING = 1
+LOG_INFO = 2
+
+#: ``FOAM_BRANCH_*`` by number: what a factor's last check did.
+BRANCHES = (
+    "none",
+    "evd_first",
+    "evd_stale",
+    "reuse_raised",
+    "reuse_lowered",
+    "reuse_floor",
+    "evd_cap",
+    "evd_threshold",
+    "reuse_clipped",
+    "reuse_same",
+)
+
+#: ``FOAM_FACTOR_*``: the matrices of a factor.
+FACTOR_MATRICES = {"statistic": 0, "basis": 1, "spectrum": 2, "inverse_root": 3}
+
+LOG_FUNCTION = ctypes.CFUNCTYPE(None, c_void_p, c_int32, ctypes.c_char_p)
+
+
+class Error(ctypes.Structure):
+    """``foam_error``."""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("code", c_int32),
+        ("param_index", c_int64),
+        ("axis", c_int32),
+        ("native_code", c_int32),
+        ("message", ctypes.c_char * MESSAGE_SIZE),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__(ctypes.sizeof(Error), OK, -1, -1, 0, b"")
+
+
+class Dtype(ctypes.Structure):
+    """``foam_dtype``, DLPack's ``DLDataType``."""
+
+    _fields_ = [("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16)]
+
+
+class Device(ctypes.Structure):
+    """``foam_device``, DLPack's ``DLDevice``."""
+
+    _fields_ = [("device_type", c_int32), ("device_id", c_int32)]
+
+
+class Tensor(ctypes.Structure):
+    """``foam_tensor``, DLPack's ``DLTensor``."""
+
+    _fields_ = [
+        ("data", c_void_p),
+        ("device", Device),
+        ("ndim", c_int32),
+        ("dtype", Dtype),
+        ("shape", ctypes.POINTER(c_int64)),
+        ("strides", ctypes.POINTER(c_int64)),
+        ("byte_offset", c_uint64),
+    ]
+
+
+class Config(ctypes.Structure):
+    """``foam_config``."""
+
+    _fields_ = (
+        [("struct_size", c_uint32), ("flags", c_uint32)]
+        + [
+            (name, c_int32)
+            for name in (
+                "policy",
+                "cadence",
+                "grafting",
+                "statistic_dtype",
+                "nonfinite",
+                "negative_eigenvalues",
+                "device_type",
+                "device_id",
+                "bias_correction",
+                "merge_dims",
+                "normalized_grafting",
+                "nesterov",
+                "ema_momentum",
+                "nadam",
+                "decoupled_weight_decay",
+                "noise_floor",
+                "inject_fault",
+                "reserved",
+            )
+        ]
+        + [
+            (name, c_int64)
+            for name in ("check_period", "start_step", "max_factor_dim", "num_threads", "inject_fault_step")
+        ]
+        + [
+            (name, c_double)
+            for name in (
+                "root",
+                "exponent_multiplier",
+                "beta1",
+                "beta2",
+                "epsilon",
+                "epsilon_left",
+                "epsilon_right",
+                "epsilon_max",
+                "tau",
+                "residual_threshold",
+                "grafting_beta2",
+                "grafting_epsilon",
+                "momentum",
+                "weight_decay",
+                "lr",
+            )
+        ]
+        + [
+            ("log", LOG_FUNCTION),
+            ("log_user", c_void_p),
+            ("allocate", c_void_p),
+            ("deallocate", c_void_p),
+            ("allocator_user", c_void_p),
+        ]
+    )
+
+
+class Param(ctypes.Structure):
+    """``foam_param``."""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("name", ctypes.c_char_p),
+        ("shape", ctypes.POINTER(c_int64)),
+        ("ndim", c_int32),
+        ("dtype", Dtype),
+        ("lr_scale", c_double),
+        ("weight_decay_scale", c_double),
+        ("root", c_double),
+    ]
+
+
+class StepArgs(ctypes.Structure):
+    """``foam_step_args``."""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("count", c_size_t),
+        ("params", ctypes.POINTER(Tensor)),
+        ("grads", ctypes.POINTER(Tensor)),
+        ("stream", c_void_p),
+        ("skipped", ctypes.POINTER(c_int32)),
+        ("lr", c_double),
+        ("grad_scale", c_double),
+    ]
+
+
+class StatsInfo(ctypes.Structure):
+    """``foam_stats_info``."""
+
+    _fields_ = (
+        [("struct_size", c_uint32), ("flags", c_uint32)]
+        + [
+            (name, c_uint64)
+            for name in (
+                "steps",
+                "skipped_steps",
+                "params",
+                "blocks",
+                "factors",
+                "checks",
+                "evd_calls",
+                "reuse_calls",
+                "proxy_calls",
+                "epsilon_updates",
+                "cap_refreshes",
+                "residual_calls",
+                "failed_evds",
+                "fallback_double",
+                "fallback_svd",
+                "fallback_stale",
+                "state_bytes_host",
+                "state_bytes_device",
+                "workspace_bytes",
+                "threads",
+            )
+        ]
+        + [
+            ("seconds_" + phase, c_double)
+            for phase in ("inspect", "accumulate", "sense", "refresh", "redamp", "apply", "total")
+        ]
+    )
+
+
+class FactorInfo(ctypes.Structure):
+    """``foam_factor_info``."""
+
+    _fields_ = (
+        [("struct_size", c_uint32), ("last_branch", c_int32)]
+        + [(name, c_int64) for name in ("param_index", "block", "axis", "dim")]
+        + [
+            (name, c_double)
+            for name in (
+                "root",
+                "epsilon_base",
+                "epsilon",
+                "proxy",
+                "max_proxy",
+                "relative_change",
+                "alpha",
+                "gap_bound",
+                "residual",
+                "noise_floor",
+                "eigenvalue_min",
+                "eigenvalue_max",
+            )
+        ]
+        + [
+            (name, c_uint64)
+            for name in (
+                "last_refresh",
+                "last_check",
+                "checks",
+                "evd_calls",
+                "reuse_calls",
+                "proxy_calls",
+                "epsilon_updates",
+                "cap_refreshes",
+                "residual_calls",
+                "failed_evds",
+                "fallback_double",
+                "fallback_svd",
+                "fallback_stale",
+            )
+        ]
+    )
+
+
+#: Each struct under its name in the header.
+STRUCTS = {
+    "foam_error": Error,
+    "foam_dtype": Dtype,
+    "foam_device": Device,
+    "foam_tensor": Tensor,
+    "foam_config": Config,
+    "foam_param": Param,
+    "foam_step_args": StepArgs,
+    "foam_stats_info": StatsInfo,
+    "foam_factor_info": FactorInfo,
+}

@@ -1,0 +1,218 @@
+"""``python -m foam doctor``: what is loaded, from where, and what was tried, as a table for an issue.
+
+The exit status is 0 if the library can be used, CUDA or not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+from . import _library, _structs, _version
+from .errors import FoamError
+
+__all__ = ["main"]
+
+#: CUDA's libraries under the names that a program asks for, newest first.
+CUDA_LIBRARIES = {
+    "driver": ("libcuda.so.1",),
+    "cuBLAS": ("libcublas.so.13", "libcublas.so.12"),
+    "cuSOLVER": ("libcusolver.so.12", "libcusolver.so.11"),
+}
+
+#: CPU features that the kernels profit from.
+_FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve")
+
+_PACKAGES = ("numpy", "torch", "jax", "matplotlib")
+
+
+class Row(NamedTuple):
+    """One line of the report."""
+
+    topic: str
+    item: str
+    result: str
+
+
+def main() -> int:
+    """Prints the report; 1 if the library cannot be used, else 0."""
+    rows = list(_package()) + list(_machine())
+    usable, library_rows = _library_rows()
+    rows += library_rows
+    rows += list(_cuda()) + list(_frameworks())
+    print(_table(rows))
+    if not usable:
+        print(
+            "\nThe library cannot be used. Install the wheel, or build it (cargo build --release) and set "
+            f"{_library.VARIABLE} to its path."
+        )
+    return 0 if usable else 1
+
+
+def _table(rows: List[Row]) -> str:
+    """A Markdown table, aligned so that it reads as plain text too."""
+    head = Row("topic", "item", "result")
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in (0, 1)]
+    lines, last = [], ""
+    for row in [head, *rows]:
+        topic = "" if row.topic == last else row.topic
+        last = row.topic
+        lines.append(f"| {topic:<{widths[0]}} | {row.item:<{widths[1]}} | {row.result} |")
+        if row is head:
+            lines.append(f"|{'-' * (widths[0] + 2)}|{'-' * (widths[1] + 2)}|--------|")
+    return "\n".join(lines)
+
+
+def _package() -> Iterator[Row]:
+    yield Row("package", "foam", _version.__version__)
+    yield Row("package", "folder", os.path.dirname(os.path.abspath(__file__)))
+    yield Row("package", "Python", f"{platform.python_version()} ({sys.executable})")
+
+
+def _machine() -> Iterator[Row]:
+    model, features = _cpu()
+    yield Row("machine", "system", f"{platform.system()} {platform.release()}, {platform.machine()}")
+    libc = " ".join(platform.libc_ver())
+    yield Row("machine", "C library", libc.strip() or "unknown")
+    yield Row("machine", "CPU", model)
+    yield Row("machine", "CPU features", " ".join(features) or "unknown")
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Row("machine", "threads", f"{usable} of {os.cpu_count()} usable by this process")
+
+
+def _cpu() -> Tuple[str, List[str]]:
+    model, flags = platform.processor() or platform.machine(), set()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                key, _, value = line.partition(":")
+                if key.strip() == "model name":
+                    model = value.strip()
+                elif key.strip() in ("flags", "Features"):
+                    flags = set(value.split())
+                    break
+    except OSError:
+        pass
+    return model, [feature for feature in _FEATURES if feature in flags]
+
+
+def _library_rows() -> Tuple[bool, List[Row]]:
+    library, problem = None, "not run: there is no library"
+    try:
+        library = _library.load()
+        problem = _trial()
+    except FoamError as cause:
+        if library is not None:
+            problem = f"failed: {_one_line(cause.message)}"
+    rows = []
+    for attempt in _library.attempts():
+        outcome = f"not used: {_one_line(attempt.problem)}" if attempt.problem else "loaded"
+        rows.append(Row("library", f"{attempt.how}: {attempt.target}", outcome))
+    named = os.environ.get(_library.VARIABLE)
+    rows.append(Row("library", _library.VARIABLE, named if named else "not set"))
+    if library is not None:
+        rows.append(Row("library", "path", os.path.realpath(library.path)))
+        rows.append(Row("library", "found by", library.how))
+        needed = f"{_structs.ABI_MAJOR}.{_structs.ABI_MINOR}"
+        rows.append(Row("library", "ABI", f"{library.abi[0]}.{library.abi[1]} (this package needs {needed})"))
+        rows.append(Row("library", "build", library.build_info))
+    rows.append(Row("library", "trial step", problem or "passed"))
+    return not problem, rows
+
+
+def _trial() -> str:
+    """Steps a small matrix until its factors have been decomposed; what went wrong, or nothing."""
+    from array import array
+
+    from .optimizer import Optimizer
+
+    values = array("f", [0.5] * 12)
+    weight = memoryview(values).cast("B").cast("f", (3, 4))
+    with Optimizer({"trial": weight}, check_period=2, merge_dims=False, num_threads=1) as optimizer:
+        for step in range(4):
+            gradient = array("f", [((place * 7 + step) % 5 - 2) * 1e-3 for place in range(12)])
+            optimizer.step({"trial": memoryview(gradient).cast("B").cast("f", (3, 4))})
+        figures = optimizer.stats()
+    if figures["steps"] != 4 or figures["evd_calls"] < 2:
+        return f"took {figures['steps']} of 4 steps with {figures['evd_calls']} eigendecompositions"
+    return "" if all(value == value for value in values) else "gave values that are not numbers"
+
+
+def _cuda() -> Iterator[Row]:
+    driver = None
+    for part, names in CUDA_LIBRARIES.items():
+        for name in names:
+            loaded, outcome = _try_load(name)
+            yield Row("CUDA", f"{part}: {name}", outcome)
+            if part == "driver":
+                driver = loaded
+    yield Row("CUDA", "devices", _devices(driver) if driver else "none: there is no driver library")
+    backends = _backends()
+    yield Row("CUDA", "library's backends", backends)
+
+
+def _try_load(name: str) -> Tuple[Optional[ctypes.CDLL], str]:
+    try:
+        loaded = ctypes.CDLL(name)
+    except OSError as cause:
+        return None, f"not found: {_one_line(str(cause))}"
+    return loaded, "found"
+
+
+def _devices(driver: ctypes.CDLL) -> str:
+    status = driver.cuInit(0)
+    if status != 0:
+        return f"cuInit failed with error {status}{_cuda_error(driver, status)}"
+    version, count = ctypes.c_int(0), ctypes.c_int(0)
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    status = driver.cuDeviceGetCount(ctypes.byref(count))
+    if status != 0:
+        return f"cuDeviceGetCount failed with error {status}{_cuda_error(driver, status)}"
+    names = []
+    for number in range(count.value):
+        device, text = ctypes.c_int(0), ctypes.create_string_buffer(128)
+        driver.cuDeviceGet(ctypes.byref(device), number)
+        driver.cuDeviceGetName(text, len(text), device)
+        names.append(f"{number}: {text.value.decode('utf-8', 'replace')}")
+    supports = f"driver for CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+    return f"{supports}; {', '.join(names) or 'no device'}"
+
+
+def _cuda_error(driver: ctypes.CDLL, status: int) -> str:
+    text = ctypes.c_char_p()
+    if driver.cuGetErrorString(status, ctypes.byref(text)) == 0 and text.value:
+        return f" ({text.value.decode('utf-8', 'replace')})"
+    return ""
+
+
+def _backends() -> str:
+    try:
+        info = _library.load().build_info
+    except FoamError:
+        return "unknown: no library"
+    return info.partition("backends: ")[2] or "unknown"
+
+
+def _frameworks() -> Iterator[Row]:
+    for name, version in _versions().items():
+        yield Row("optional", name, version)
+
+
+def _versions() -> Dict[str, str]:
+    """Versions without importing anything: importing torch takes seconds and may itself be what is broken."""
+    from importlib import metadata
+
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
