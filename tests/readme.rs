@@ -1,4 +1,4 @@
-//! What the README says is true: its C example compiles without warnings and runs, and its options are the
+//! What the README says is true: its C and C++ examples compile without warnings and run, and its options are the
 //! library's, with their defaults.
 
 #![cfg(target_os = "linux")]
@@ -15,18 +15,29 @@ fn readme() -> String {
     std::fs::read_to_string(library::root().join("README.md")).expect("the README is readable")
 }
 
-fn c_example(readme: &str) -> String {
-    let (_, after) = readme.split_once("```c\n").expect("the README has a C example");
+/// The first block of the README in `language`.
+fn example(language: &str) -> String {
+    let readme = readme();
+    let (_, after) = readme.split_once(&format!("```{language}\n")).expect("the README has such an example");
     after.split_once("```").expect("the example ends").0.to_string()
 }
 
 #[test]
 fn the_c_example_runs_as_c_and_as_cpp() {
-    let text = c_example(&readme());
+    let text = example("c");
     for language in [Language::C11, Language::Cpp17] {
         let printed = prints("readme_example", &text, language);
         assert!(printed.starts_with("loss 0."), "{printed}");
     }
+}
+
+#[test]
+fn the_cpp_example_runs() {
+    let printed = prints("readme_cpp", &example("cpp"), Language::Cpp17);
+    assert!(printed.contains("EVD rate"), "{printed}");
+    let weight: f64 =
+        printed.trim_start_matches("w[0] ").split(',').next().unwrap().parse().expect("a number");
+    assert!(weight.abs() < 0.1, "{printed}");
 }
 
 #[test]

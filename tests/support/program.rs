@@ -25,12 +25,14 @@ pub enum Watch {
     Sanitizers,
 }
 
-const STRICT: [&str; 6] = ["-Wall", "-Wextra", "-Werror", "-Wpedantic", "-g", "-O1"];
-const SANITIZE: [&str; 3] =
+/// Every warning is an error.
+pub const STRICT: [&str; 6] = ["-Wall", "-Wextra", "-Werror", "-Wpedantic", "-g", "-O1"];
+/// The address and undefined-behaviour sanitizers.
+pub const SANITIZE: [&str; 3] =
     ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"];
 
 /// A leak counts when nothing points to it any more; what once-cells and thread-locals still hold does not.
-const MEMCHECK: [&str; 7] = [
+pub const MEMCHECK: [&str; 7] = [
     "--tool=memcheck",
     "--quiet",
     "--error-exitcode=99",
@@ -41,7 +43,7 @@ const MEMCHECK: [&str; 7] = [
 ];
 
 /// A folder of this build's own, for programs and the files that they write.
-static SCRATCH: LazyLock<PathBuf> = LazyLock::new(|| {
+pub static SCRATCH: LazyLock<PathBuf> = LazyLock::new(|| {
     let library = shared_library().canonicalize().expect("the library has a path");
     let build = library.ancestors().find_map(|folder| match folder.file_name()?.to_str()? {
         "deps" | "libfoam.so" => None,
@@ -53,7 +55,7 @@ static SCRATCH: LazyLock<PathBuf> = LazyLock::new(|| {
 });
 
 /// A folder with the library under its two names: the linker's, and the SONAME that programs record.
-static LIBRARIES: LazyLock<PathBuf> = LazyLock::new(|| {
+pub static LIBRARIES: LazyLock<PathBuf> = LazyLock::new(|| {
     let folder = SCRATCH.join("lib");
     std::fs::create_dir_all(&folder).expect("the scratch folder is writable");
     let library = shared_library().canonicalize().expect("the library has a path");
@@ -159,16 +161,26 @@ pub fn prints(name: &str, text: &str, language: Language) -> String {
     String::from_utf8_lossy(&done.stdout).into_owned()
 }
 
+/// The compiler that the environment variable names, or the usual one.
+pub fn compiler(variable: &str, usual: &str) -> Command {
+    named_compiler(&std::env::var(variable).unwrap_or_else(|_| usual.to_string()))
+}
+
+/// A compiler whose name may hold options of its own: "ccache gcc".
+pub fn named_compiler(name: &str) -> Command {
+    let mut words = name.split_whitespace();
+    let mut command = Command::new(words.next().unwrap_or_default());
+    command.args(words);
+    command
+}
+
 fn compile(source: &Path, language: Language, watch: Watch, include: &Path, program: &Path) {
     let (variable, default, options) = match language {
         Language::C11 => ("CC", "cc", ["-x", "c", "-std=c11"]),
         Language::Cpp17 => ("CXX", "c++", ["-x", "c++", "-std=c++17"]),
     };
-    let compiler = std::env::var(variable).unwrap_or_else(|_| default.to_string());
-    // CC may hold options of its own: "ccache gcc".
-    let mut words = compiler.split_whitespace();
-    let mut command = Command::new(words.next().unwrap_or(default));
-    command.args(words).args(options).args(STRICT);
+    let mut command = compiler(variable, default);
+    command.args(options).args(STRICT);
     if matches!(watch, Watch::Sanitizers) {
         command.args(SANITIZE);
     }
@@ -186,7 +198,8 @@ fn compile(source: &Path, language: Language, watch: Watch, include: &Path, prog
     expect_success(&command, &done, hint);
 }
 
-fn expect_success(command: &Command, done: &Output, hint: &str) {
+/// Panics with everything that the command said unless it succeeded.
+pub fn expect_success(command: &Command, done: &Output, hint: &str) {
     let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
     assert!(done.status.success(), "{command:?}: {}\n{out}{err}{hint}", done.status);
 }
