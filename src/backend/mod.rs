@@ -172,8 +172,9 @@ pub trait Backend: Send {
     fn refresh(&mut self, orders: &[RefreshOrder], refreshed: &mut [Refreshed]) -> Result<()>;
     /// Forms inverse roots.
     fn redamp(&mut self, orders: &[RedampOrder]) -> Result<()>;
-    /// Updates moments, momentum and parameters.
-    fn apply(&mut self, tensors: &Tensors, orders: &[BlockOrder]) -> Result<()>;
+    /// Updates moments, momentum and parameters. Gives the number of blocks whose direction overflowed and
+    /// was left out of the update.
+    fn apply(&mut self, tensors: &Tensors, orders: &[BlockOrder]) -> Result<usize>;
     /// The exact relative operator gap ‖(L+ε)^(−1/p) − (L̂+ε)^(−1/p)‖_F / ‖(L̂+ε)^(−1/p)‖_F, in f64.
     fn exact_gap(&mut self, factor: usize, scale: f64, epsilon: f64) -> Result<f64>;
     /// Copies a state buffer out.

@@ -164,7 +164,17 @@ impl Optimizer {
             panic!("injected fault: panic");
         }
         self.check(tensors)?;
-        self.timed(Verb::Apply, |this| this.backend.apply(tensors, &this.orders))?;
+        let mut overflowed = 0;
+        self.timed(Verb::Apply, |this| {
+            overflowed = this.backend.apply(tensors, &this.orders)?;
+            Ok(())
+        })?;
+        if overflowed > 0 {
+            let line = format!(
+                "the direction of {overflowed} blocks overflowed and was left out; use a larger epsilon"
+            );
+            (self.log)(Level::Warning, &line);
+        }
         self.totals.seconds_total += begun.elapsed().as_secs_f64();
         Ok(Outcome::Stepped)
     }

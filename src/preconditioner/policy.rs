@@ -57,7 +57,8 @@ pub fn decide(
     gauges.max_proxy = gauges.max_proxy.max(proxy);
     gauges.relative_change = sensed.relative_change;
     gauges.alpha = sensed.alpha;
-    gauges.gap_bound = proxy * growth;
+    // No drift has no gap, whatever was lost meanwhile (0·∞ otherwise).
+    gauges.gap_bound = if proxy == 0.0 { 0.0 } else { proxy * growth };
     record.counters.proxy_calls += 1;
     if !proxy.is_finite() {
         // Nothing can be said about the stale basis: only a fresh one helps.
@@ -98,7 +99,7 @@ fn decide_certified(
         return refresh(record, Branch::EvdCap);
     }
     record.counters.epsilon_updates += i64::from(epsilon != current);
-    record.gauges.gap_bound = proxy * growth;
+    record.gauges.gap_bound = if proxy == 0.0 { 0.0 } else { proxy * growth };
     reuse(record, epsilon, moved(current, epsilon, base))
 }
 

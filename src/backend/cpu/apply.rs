@@ -6,7 +6,7 @@
 use super::accumulate::load_gradient;
 use super::geometry::{AxisView, Chunk, Run, Tile};
 use super::product::{Span2, multiply};
-use super::real::{Real, SPAN, sum_of_squares};
+use super::real::{Real, SPAN, wide_sum_of_squares};
 use super::{BlockOrder, Cpu, Floor, Places, Precision, Tensors, by_precision};
 use crate::backend::Direction;
 use crate::config::{Config, Grafting};
@@ -16,55 +16,61 @@ use crate::tensor::TensorRef;
 /// Keeps a division by a zero norm finite (the authors' code has the same constant).
 const TINY_NORM: f64 = 1e-16;
 
-/// Updates moments, momentum and parameters.
-pub(super) fn apply(cpu: &mut Cpu, tensors: &Tensors, orders: &[BlockOrder]) {
+/// Updates moments, momentum and parameters; gives the number of blocks whose direction overflowed.
+pub(super) fn apply(cpu: &mut Cpu, tensors: &Tensors, orders: &[BlockOrder]) -> usize {
     cpu.take_orders(orders);
-    let (floor, order_of) = (&cpu.floor, &cpu.order_of);
+    let (floor, order_of, lengths) = (&cpu.floor, &cpu.order_of, &mut cpu.lengths);
     let order = |block: usize| order_of[block].map(|number| &orders[number as usize]);
     let preconditioned = |block| order(block).filter(|o| o.direction == Direction::Preconditioned);
-    let chunk_sums = Places(cpu.chunk_sums.as_mut_ptr());
-    let tile_sums = Places(cpu.tile_sums.as_mut_ptr());
+    let mut overflowed = 0;
     for wave in &floor.walks.waves {
         let chunks = &floor.walks.chunks[wave.chunks.clone()];
+        let sums = Places(cpu.chunk_sums.as_mut_ptr());
         cpu.pool.run(chunks.len(), wave.parallel, &|task, _| {
             let Some(order) = order(chunks[task].block) else { return };
             let param = &floor.plan.params[floor.plan.blocks[order.block].param];
             let sum = by_precision!(param, filter_chunk(floor, tensors, order, &chunks[task]));
             // SAFETY: one place a chunk.
-            unsafe { chunk_sums.put(wave.chunks.start + task, sum) };
+            unsafe { sums.put(wave.chunks.start + task, sum) };
         });
-        if !orders.iter().any(|o| o.direction == Direction::Preconditioned) {
+        if !wave.blocks.clone().any(|block| preconditioned(block).is_some()) {
             continue;
         }
         for tiles in &wave.products {
+            let sums = Places(cpu.tile_sums.as_mut_ptr());
             cpu.pool.run(tiles.len(), wave.parallel, &|task, _| {
                 let Some(order) = preconditioned(tiles[task].block) else { return };
                 let param = &floor.plan.params[floor.plan.blocks[order.block].param];
                 let sum = by_precision!(param, product_tile(floor, &tiles[task]));
                 if let Some(sum) = sum {
                     // SAFETY: one place a tile of a block's last axis.
-                    unsafe { tile_sums.put(tiles[task].partial, sum) };
+                    unsafe { sums.put(tiles[task].partial, sum) };
                 }
             });
         }
+        for block in wave.blocks.clone().filter(|block| preconditioned(*block).is_some()) {
+            let own: f64 = cpu.tile_sums[floor.walks.partials_of[block].clone()].iter().sum();
+            let grafted: f64 = cpu.chunk_sums[floor.walks.chunks_of[block].clone()].iter().sum();
+            lengths[block] = length(floor.config.grafting, own.sqrt(), grafted.sqrt());
+            overflowed += usize::from(lengths[block] == 0.0 && !own.is_finite());
+        }
+        let lengths = &*lengths;
         cpu.pool.run(chunks.len(), wave.parallel, &|task, _| {
             let Some(order) = preconditioned(chunks[task].block) else { return };
-            let block = order.block;
-            let total = |sums: &Places<f64>, places: std::ops::Range<usize>| -> f64 {
-                // SAFETY: the phases that wrote the sums are over; they are only read here.
-                places.map(|place| unsafe { *sums.get(place) }).sum()
-            };
-            let length = match floor.config.grafting {
-                Grafting::None => 1.0,
-                _ => {
-                    let grafted = total(&chunk_sums, floor.walks.chunks_of[block].clone()).sqrt();
-                    let own = total(&tile_sums, floor.walks.partials_of[block].clone()).sqrt();
-                    grafted / (own + TINY_NORM)
-                }
-            };
-            let param = &floor.plan.params[floor.plan.blocks[block].param];
-            by_precision!(param, update_chunk(floor, tensors, order, &chunks[task], length));
+            let param = &floor.plan.params[floor.plan.blocks[order.block].param];
+            by_precision!(param, update_chunk(floor, tensors, order, &chunks[task], lengths[order.block]));
         });
+    }
+    overflowed
+}
+
+/// What the direction is multiplied by: 1, or what gives it the grafted method's length. A direction that
+/// is not finite gets the length 0 and is left out.
+fn length(grafting: Grafting, own: f64, grafted: f64) -> f64 {
+    match grafting {
+        _ if !own.is_finite() => 0.0,
+        Grafting::None => 1.0,
+        _ => grafted / (own + TINY_NORM),
     }
 }
 
@@ -129,6 +135,8 @@ impl<'a, W: Real> Pass<'a, W> {
             for ((v, g), d) in v.iter_mut().zip(&*source).zip(scale.iter_mut()) {
                 *v = keep * *v + take * (*g * *g);
                 *d = (*v * correction).root() + epsilon;
+                // Where no gradient was ever felt there is no step, not 0/0.
+                *d = if *d > W::default() { *d } else { W::of(W::LARGEST) };
             }
         }
         if let Some(filter) = self.filter {
@@ -205,7 +213,7 @@ fn filter_chunk<W: Real, S: Real>(
                             unsafe { std::slice::from_raw_parts_mut(pass.work.add(run.work), run.len) };
                         work.copy_from_slice(filtered);
                         source.iter_mut().zip(&*scale).for_each(|(s, d)| *s /= *d);
-                        total += sum_of_squares(source);
+                        total += wide_sum_of_squares(source);
                     }
                     Direction::Grafted => {
                         filtered.iter_mut().zip(&*scale).for_each(|(x, d)| *x /= *d);
@@ -271,7 +279,7 @@ fn product_tile<W: Real, S: Real>(floor: &Floor, tile: &Tile) -> Option<f64> {
         }
         let mut total = 0.0;
         for row in 0..rows {
-            total += sum_of_squares(std::slice::from_raw_parts(y.data.add(row * stride), n));
+            total += wide_sum_of_squares(std::slice::from_raw_parts(y.data.add(row * stride), n));
         }
         Some(total)
     }
@@ -296,7 +304,11 @@ fn update_chunk<W: Real, S: Real>(
                 // SAFETY: the run lies within the block's workspace.
                 let x = unsafe { std::slice::from_raw_parts(result.add(run.work), run.len) };
                 let u = &mut direction[..run.len];
-                u.iter_mut().zip(x).for_each(|(u, x)| *u = length * *x);
+                if length == W::default() {
+                    u.fill(length);
+                } else {
+                    u.iter_mut().zip(x).for_each(|(u, x)| *u = length * *x);
+                }
                 pass.finish(run, u);
             });
         },

@@ -167,6 +167,8 @@ impl AxisView {
 /// A group of blocks that are worked on together; they share the workspace with the other waves.
 #[derive(Clone, Debug, Default)]
 pub struct Wave {
+    /// Its blocks.
+    pub blocks: Range<usize>,
     /// Elementwise tasks.
     pub chunks: Range<usize>,
     /// Tiles of the statistics.
@@ -262,6 +264,7 @@ impl Walks {
     fn close(&mut self, mut wave: Wave) {
         let first = self.waves.last().map_or(0, |w| w.chunks.end);
         wave.chunks = first..self.chunks.len();
+        wave.blocks = self.waves.last().map_or(0, |w| w.blocks.end)..self.chunks_of.len();
         // Large tiles first: the last tasks to finish are then small ones.
         wave.statistics.sort_by_key(|t| std::cmp::Reverse(t.cost));
         wave.products.iter_mut().for_each(|tiles| tiles.sort_by_key(|t| std::cmp::Reverse(t.cost)));

@@ -100,6 +100,8 @@ pub struct Cpu {
     chunk_sums: Vec<f64>,
     /// Sums of the final product's tiles.
     tile_sums: Vec<f64>,
+    /// What each block's direction is multiplied by in the current step.
+    lengths: Vec<f64>,
     /// Order of each block in the current step.
     order_of: Vec<Option<u32>>,
     /// diag QᵀLQ of every factor, as last sensed (only for the policy that adopts it).
@@ -129,6 +131,7 @@ impl Cpu {
             benches,
             chunk_sums: vec![0.0; walks.chunks.len()],
             tile_sums: vec![0.0; walks.partials],
+            lengths: vec![0.0; plan.blocks.len()],
             order_of: vec![None; plan.blocks.len()],
             diagonals: vec![0.0; diagonals],
             floor: Floor { plan, config: config.clone(), walks, state, work, diagonal_offsets },
@@ -182,9 +185,8 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn apply(&mut self, tensors: &Tensors, orders: &[BlockOrder]) -> Result<()> {
-        apply::apply(self, tensors, orders);
-        Ok(())
+    fn apply(&mut self, tensors: &Tensors, orders: &[BlockOrder]) -> Result<usize> {
+        Ok(apply::apply(self, tensors, orders))
     }
 
     fn exact_gap(&mut self, factor: usize, scale: f64, epsilon: f64) -> Result<f64> {

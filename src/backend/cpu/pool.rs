@@ -2,12 +2,13 @@
 //! injector allocates a block every few dozen calls.
 //!
 //! Threads start at the first parallel call, so a process may fork before its first step; a child
-//! that inherits a pool without threads starts new ones.
+//! that inherits a pool without threads starts new ones. That is why the locks here are the standard
+//! library's: parking_lot keeps sleepers in one table of the process, in which a child would find its
+//! parent's threads and wake them in vain.
 
-use parking_lot::{Condvar, Mutex};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 /// A worker looks this often for the next job before it sleeps: phases of one step follow each other
@@ -32,6 +33,13 @@ struct Shared {
     desk: Mutex<Desk>,
     wake: Condvar,
     done: Condvar,
+}
+
+impl Shared {
+    /// The desk. Nothing panics while it is held, so a poisoned lock is as good as any.
+    fn desk(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 struct Desk {
@@ -83,16 +91,16 @@ impl Pool {
             unsafe { std::mem::transmute(std::ptr::from_ref(body)) };
         let job = Job { body, next: &raw const next, failed: &raw const failed, total };
         {
-            let mut desk = crew.desk.lock();
+            let mut desk = crew.desk();
             desk.job = Some(job);
             crew.generation.fetch_add(1, Ordering::Release);
             crew.wake.notify_all();
         }
         let own = catch_unwind(AssertUnwindSafe(|| work(&job, 0)));
-        let mut desk = crew.desk.lock();
+        let mut desk = crew.desk();
         desk.job = None;
         while desk.active > 0 {
-            crew.done.wait(&mut desk);
+            desk = crew.done.wait(desk).unwrap_or_else(PoisonError::into_inner);
         }
         drop(desk);
         if let Err(payload) = own {
@@ -143,7 +151,7 @@ impl Drop for Crew {
             self.workers.drain(..).for_each(std::mem::forget);
             return;
         }
-        self.shared.desk.lock().quit = true;
+        self.shared.desk().quit = true;
         self.shared.generation.fetch_add(1, Ordering::Release);
         self.shared.wake.notify_all();
         for worker in self.workers.drain(..) {
@@ -174,9 +182,9 @@ fn serve(shared: &Shared, worker: usize) {
             }
             std::hint::spin_loop();
         }
-        let mut desk = shared.desk.lock();
+        let mut desk = shared.desk();
         while shared.generation.load(Ordering::Acquire) == seen && !desk.quit {
-            shared.wake.wait(&mut desk);
+            desk = shared.wake.wait(desk).unwrap_or_else(PoisonError::into_inner);
         }
         seen = shared.generation.load(Ordering::Acquire);
         if desk.quit {
@@ -189,7 +197,7 @@ fn serve(shared: &Shared, worker: usize) {
             // SAFETY: the job is alive until `active` is zero again.
             unsafe { (*job.failed).store(true, Ordering::Release) };
         }
-        let mut desk = shared.desk.lock();
+        let mut desk = shared.desk();
         desk.active -= 1;
         if desk.active == 0 {
             shared.done.notify_all();

@@ -144,6 +144,22 @@ macro_rules! implement {
 implement!(f32, 1e-4, convert_to_f32_slice, convert_from_f32_slice);
 implement!(f64, 1e-9, convert_to_f64_slice, convert_from_f64_slice);
 
+/// Σ x² in double precision, for values whose squares may overflow single precision.
+#[inline(always)]
+pub fn wide_sum_of_squares<W: Real>(values: &[W]) -> f64 {
+    let mut lanes = [0.0; 8];
+    let mut chunks = values.chunks_exact(8);
+    for chunk in &mut chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *lane += x.wide() * x.wide();
+        }
+    }
+    for (lane, x) in lanes.iter_mut().zip(chunks.remainder()) {
+        *lane += x.wide() * x.wide();
+    }
+    lanes.iter().sum()
+}
+
 /// Σ x², in sixteen lanes whose order does not depend on the machine.
 #[inline(always)]
 pub fn sum_of_squares<W: Real>(values: &[W]) -> f64 {
