@@ -1,0 +1,203 @@
+//! The proven bound: after every check the true relative operator gap is at most `gap_bound`, for any drift that
+//! an average of gradients can have; and the policy `foam_certified` therefore keeps the gap at or below τ. The
+//! paper's proxy h alone does neither, except where the statistic is a plain sum.
+
+mod support;
+
+use foam::abi::{FOAM_BRANCH_REUSE_FLOOR, foam_factor_info};
+use ndarray::Array2;
+use support::model::{Model, Place, Spec};
+use support::random::Random;
+use support::tensor::Tensor;
+
+const STEPS: usize = 24;
+const AXES: [Place; 2] = [(0, 0, 0), (0, 0, 1)];
+
+/// A random optimizer and the way its gradients drift.
+#[derive(Clone, Debug)]
+struct Case {
+    rows: usize,
+    cols: usize,
+    root: f64,
+    beta2: f64,
+    bias_correction: bool,
+    check_period: usize,
+    epsilon: f64,
+    decades: f64,
+    exponent_multiplier: f64,
+    seed: u64,
+}
+
+impl Case {
+    fn new(seed: u64) -> Case {
+        let mut random = Random::new(seed);
+        Case {
+            rows: 1 + random.below(16),
+            cols: 1 + random.below(16),
+            root: random.pick(&[2.0, 3.0, 4.0, 6.0]),
+            beta2: random.within(0.8, 1.0),
+            bias_correction: random.pick(&[true, false]),
+            check_period: random.pick(&[1, 2, 3, 5]),
+            epsilon: 10f64.powf(random.within(-8.0, -1.0)),
+            decades: random.within(0.0, 4.0),
+            exponent_multiplier: random.pick(&[1.0, 1.0, 0.5, 1.7]),
+            seed,
+        }
+    }
+
+    fn options(&self) -> String {
+        let Case { root, exponent_multiplier, beta2, bias_correction, check_period, epsilon, .. } = self;
+        format!(
+            "root={root} exponent_multiplier={exponent_multiplier} beta2={beta2} bias_correction={bias_correction} check_period={check_period} \
+             epsilon={epsilon} epsilon_max={} lr=0.1",
+            100.0 * epsilon
+        )
+    }
+
+    /// Gradients that fade, vanish, grow and turn to another basis, at random times.
+    fn gradients(&self) -> Vec<Tensor> {
+        let mut random = Random::new(self.seed ^ 0xD81F);
+        let mut basis = Array2::eye(self.rows);
+        let mut sizes = vec![1.0; self.rows];
+        let mut scale = 1.0;
+        let gradient = |t: usize| {
+            if t == 0 || random.below(4) == 0 {
+                basis = random.orthogonal(self.rows);
+                sizes.fill_with(|| 10f64.powf(-random.within(0.0, self.decades)));
+            }
+            scale = if random.below(3) == 0 { random.pick(&[0.0, 1e-3, 0.1, 1.0, 1.0, 3.0]) } else { scale };
+            let mut inner = random.matrix(self.rows, self.cols);
+            inner.rows_mut().into_iter().zip(&sizes).for_each(|(mut row, size)| row *= scale * *size);
+            let values: Vec<f64> = basis.dot(&inner).into_iter().collect();
+            Tensor::f64(&[self.rows as i64, self.cols as i64], &values)
+        };
+        (0..STEPS).map(gradient).collect()
+    }
+
+    /// Runs the case; `look` sees each factor right after each of its checks, with the exact gap then.
+    fn run(&self, options: &str, mut look: impl FnMut(&foam_factor_info, f64)) {
+        let shape = [self.rows as i64, self.cols as i64];
+        let options = format!("{} {options}", self.options());
+        let mut model = Model::new("paper", &options, &[Spec::new("w", &shape)]);
+        let mut params = [Tensor::f64(&shape, &vec![0.0; self.rows * self.cols])];
+        for (step, gradient) in self.gradients().into_iter().enumerate() {
+            model.step(&mut params, &[gradient]);
+            for place in AXES {
+                let info = model.factor(place);
+                if info.last_check == step as u64 + 1 {
+                    look(&info, model.exact_gap(place));
+                }
+            }
+        }
+    }
+}
+
+/// What rounding may add to a gap: errors of the size of the statistic's last digit, against the damping.
+fn rounding(info: &foam_factor_info) -> f64 {
+    1e-9 * info.gap_bound.max(0.0) + 1e-15 * (100.0 + 10.0 * info.eigenvalue_max / info.epsilon)
+}
+
+/// The policy that looks but never acts: ε stays at its base and the basis stays the first one.
+const LOOK_ONLY: &str = "policy=foam_fixed_epsilon tau=1e300";
+
+#[test]
+fn the_exact_gap_never_passes_the_bound() {
+    let (mut checks, mut tightest, mut most) = (0, 0.0f64, 0.0f64);
+    for seed in 0..800 {
+        let case = Case::new(seed);
+        case.run(LOOK_ONLY, |info, gap| {
+            if info.proxy.is_nan() {
+                return;
+            }
+            assert_eq!(info.evd_calls, 1, "the policy was to look only");
+            let bound = info.gap_bound;
+            assert!(
+                gap <= bound + rounding(info),
+                "gap {gap} > {bound} at step {}: {case:?}",
+                info.last_check
+            );
+            checks += 1;
+            if gap > 1e-6 {
+                tightest = tightest.max(gap / bound);
+                most = most.max(gap / info.proxy);
+            }
+        });
+    }
+    println!("{checks} checks: gap/bound at most {tightest:.4}, gap/proxy at most {most:.2}");
+    assert!(checks > 10_000);
+    // Otherwise the cases were too tame to test a bound.
+    assert!(tightest > 0.9 && most > 2.0, "{tightest} {most}");
+}
+
+#[test]
+fn the_proxy_itself_is_a_bound_when_the_statistic_is_a_sum() {
+    let mut tightest = 0.0f64;
+    for seed in 0..300 {
+        let case = Case { beta2: 1.0, bias_correction: seed % 2 == 0, ..Case::new(seed) };
+        case.run(LOOK_ONLY, |info, gap| {
+            if info.proxy.is_nan() {
+                return;
+            }
+            assert_eq!(info.gap_bound, info.proxy, "nothing is lost from a sum: {case:?}");
+            assert!(gap <= info.proxy + rounding(info), "gap {gap} > h {}: {case:?}", info.proxy);
+            tightest = if gap > 1e-6 { tightest.max(gap / info.proxy) } else { tightest };
+        });
+    }
+    println!("a sum: gap/proxy at most {tightest:.4}");
+    assert!(tightest > 0.5, "{tightest}");
+}
+
+#[test]
+fn the_certified_policy_keeps_the_gap_at_or_below_tau_after_every_check() {
+    let (mut reuses, mut raised, mut refreshes, mut closest) = (0, 0, 0, 0.0f64);
+    for seed in 0..600 {
+        let case = Case::new(seed);
+        let tau = Random::new(seed ^ 0x7A0).pick(&[0.05, 0.2, 0.5, 0.75, 1.5]);
+        case.run(&format!("policy=foam_certified tau={tau}"), |info, gap| {
+            let refreshed = info.last_refresh == info.last_check;
+            let allowed = if refreshed { rounding(info) } else { tau * (1.0 + 1e-9) + rounding(info) };
+            assert!(gap <= allowed, "gap {gap} > {allowed} at step {}: {case:?}", info.last_check);
+            if refreshed {
+                refreshes += 1;
+                return;
+            }
+            assert!(info.gap_bound <= tau * (1.0 + 1e-12), "{} > {tau}: {case:?}", info.gap_bound);
+            reuses += 1;
+            raised += u64::from(info.last_branch != FOAM_BRANCH_REUSE_FLOOR);
+            closest = closest.max(gap / tau);
+        });
+    }
+    println!(
+        "{reuses} reuses ({raised} above the base damping), {refreshes} refreshes, gap/tau at most {closest:.3}"
+    );
+    assert!(reuses > 2000 && raised > 50 && refreshes > 2000 && closest > 0.5);
+}
+
+/// Where the spectrum is far above ε and gradients vanish, L = β^ℓ·L̂: h tends to 1/p, and the gap to infinity.
+#[test]
+fn plain_foam_can_leave_a_gap_above_its_proxy_and_above_tau() {
+    let run = |policy: &str| {
+        let options = format!(
+            "policy={policy} tau=0.5 root=2 beta2=0.9 check_period=5 epsilon=1e-6 epsilon_max=1e-3 lr=0.1"
+        );
+        let mut model = Model::new("paper", &options, &[Spec::new("w", &[4, 4])]);
+        let mut params = [Tensor::f64(&[4, 4], &[0.0; 16])];
+        let mut one = Array2::<f64>::eye(4);
+        for _ in 0..31 {
+            model.step(&mut params, &[Tensor::f64(&[4, 4], one.as_slice().unwrap())]);
+            one.fill(0.0);
+        }
+        (model.factor((0, 0, 0)), model.exact_gap((0, 0, 0)))
+    };
+    let (info, gap) = run("foam");
+    // Thirty steps of decay: h = (1 − 0.9³⁰)/2, so FOAM sees nothing to do; the root is off by 0.9^(−15) − 1.
+    let kept = 0.9f64.powi(30);
+    assert!((info.proxy - (1.0 - kept) / 2.0).abs() < 1e-4 && info.proxy < 0.5, "{}", info.proxy);
+    assert!((gap - (kept.powf(-0.5) - 1.0)).abs() < 0.01, "{gap}");
+    assert_eq!((info.evd_calls, info.epsilon), (1, 1e-6));
+    assert!(gap > 5.0 * info.proxy && gap > 0.5, "gap {gap}, h {}", info.proxy);
+    // For pure decay on a flat spectrum the bound is exact.
+    assert!(gap <= info.gap_bound && gap > 0.999 * info.gap_bound, "{gap} {}", info.gap_bound);
+    let (info, gap) = run("foam_certified");
+    assert!(info.evd_calls > 1 && gap <= 0.5, "{gap} after {} eigendecompositions", info.evd_calls);
+}

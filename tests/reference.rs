@@ -1,0 +1,263 @@
+//! The library agrees with a naive optimizer of this folder (`support/reference.rs`) over random options, shapes
+//! and gradients: same decisions at every check, same parameters to rounding.
+
+mod support;
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, RngSeed};
+use support::matrix::difference;
+use support::model::{Model, Spec};
+use support::random::Random;
+use support::reference::{Count, Options, Reference};
+use support::tensor::Tensor;
+
+const STEPS: usize = 30;
+
+fn seeded(cases: u32) -> Config {
+    Config { cases, failure_persistence: None, rng_seed: RngSeed::Fixed(1), ..Config::default() }
+}
+
+fn policies() -> impl Strategy<Value = &'static str> {
+    prop::sample::select(vec![
+        "foam",
+        "foam",
+        "foam_fixed_epsilon",
+        "foam_no_refresh",
+        "diagonal_residual",
+        "stale",
+        "grafting_only",
+    ])
+}
+
+prop_compose! {
+    /// When factors are checked and what is decided.
+    fn control()(
+        policy in policies(),
+        cadence in prop::sample::select(vec!["reference", "paper"]),
+        check_period in 1..6u64,
+        start_step in 0..8u64,
+        bias_correction: bool,
+        root in prop::sample::select(vec![0.0, 2.0, 2.5, 4.0]),
+        exponent_multiplier in prop::sample::select(vec![1.0, 1.0, 1.5]),
+        beta2 in prop::sample::select(vec![0.8, 0.95, 0.99, 1.0]),
+        epsilons in (-6.0..-3.0f64, -6.0..-3.0f64, 0.0..2.0f64),
+        thresholds in (0.05..0.6f64, 0.05..0.6f64),
+    ) -> Options {
+        let (left, right, room) = epsilons;
+        // This policy reads single entries of QᵀLQ, which are not determined while eigenvalues coincide: its
+        // first basis has to wait until the statistics have full rank.
+        let late = policy == "diagonal_residual";
+        Options {
+            policy,
+            cadence: if late { "reference" } else { cadence },
+            check_period,
+            start_step: if late { 12 } else { start_step },
+            bias_correction,
+            root,
+            exponent_multiplier,
+            beta1: 0.0,
+            beta2,
+            epsilon_left: 10f64.powf(left),
+            epsilon_right: 10f64.powf(right),
+            epsilon_max: 10f64.powf(left.max(right) + room),
+            tau: thresholds.0,
+            residual_threshold: thresholds.1,
+            grafting: "none",
+            grafting_beta2: 0.9,
+            grafting_epsilon: 1e-6,
+            normalized_grafting: false,
+            momentum: 0.0,
+            nesterov: false,
+            ema_momentum: false,
+            nadam: false,
+            weight_decay: 0.0,
+            decoupled_weight_decay: true,
+            lr: 0.01,
+            negative_eigenvalues: "shift",
+        }
+    }
+}
+
+prop_compose! {
+    /// All options, at random.
+    fn options()(
+        control in control(),
+        beta1 in prop::sample::select(vec![0.0, 0.5, 0.9]),
+        grafting in prop::sample::select(vec!["none", "sgd", "adagrad", "rmsprop", "adam"]),
+        grafting_beta2 in prop::sample::select(vec![0.9, 0.99]),
+        normalized_grafting: bool,
+        momentum in prop::sample::select(vec![0.0, 0.6, 0.9]),
+        switches: [bool; 5],
+        weight_decay in prop::sample::select(vec![0.0, 0.01, 0.05]),
+        lr in 1e-3..0.1f64,
+    ) -> Options {
+        let [nesterov, ema_momentum, nadam, decoupled_weight_decay, clamp] = switches;
+        let needs_grafting = control.policy == "grafting_only" && grafting == "none";
+        Options {
+            beta1,
+            grafting: if needs_grafting { "rmsprop" } else { grafting },
+            grafting_beta2,
+            normalized_grafting,
+            momentum,
+            nesterov,
+            ema_momentum,
+            nadam,
+            weight_decay,
+            decoupled_weight_decay,
+            lr,
+            negative_eigenvalues: if clamp { "clamp" } else { "shift" },
+            ..control
+        }
+    }
+}
+
+/// Gradients whose basis changes now and then, with row sizes over two decades.
+fn gradients(random: &mut Random, dims: &[usize], steps: usize) -> Vec<Vec<f64>> {
+    let rest: usize = dims[1..].iter().product();
+    let mut basis = random.orthogonal(dims[0]);
+    let sizes: Vec<f64> = (0..dims[0]).map(|_| 10f64.powf(-random.within(0.0, 2.0))).collect();
+    let gradient = |t: usize| {
+        if t % 11 == 10 {
+            basis = random.orthogonal(dims[0]);
+        }
+        let mut inner = random.matrix(dims[0], rest);
+        inner.rows_mut().into_iter().zip(&sizes).for_each(|(mut row, size)| row *= *size);
+        basis.dot(&inner).into_iter().collect()
+    };
+    (0..steps).map(gradient).collect()
+}
+
+/// Runs both on the same gradients. The parameters may differ by `tolerance` of the largest one. Gives the
+/// numbers of refreshes and reuses.
+fn both_agree(options: &Options, dims: &[usize], seed: u64, tolerance: f64) -> (u64, u64) {
+    both_agree_for(STEPS, options, dims, seed, tolerance)
+}
+
+fn both_agree_for(steps: usize, options: &Options, dims: &[usize], seed: u64, tolerance: f64) -> (u64, u64) {
+    let shape: Vec<i64> = dims.iter().map(|n| *n as i64).collect();
+    let mut random = Random::new(seed);
+    let mut expected = random.normals(dims.iter().product());
+    let mut model = Model::new("reference", &options.text(), &[Spec::new("w", &shape)]);
+    let mut reference = Reference::new(options.clone(), dims);
+    let mut params = [Tensor::f64(&shape, &expected)];
+    for (t, gradient) in gradients(&mut random, dims, steps).iter().enumerate() {
+        model.step(&mut params, &[Tensor::f64(&shape, gradient)]);
+        reference.step(&mut expected, gradient);
+        let off = difference(&params[0].values(), &expected);
+        assert!(off <= tolerance, "step {}: the parameters differ by {off:.2e}", t + 1);
+    }
+    let near = |a: f64, b: f64| (a.is_nan() && b.is_nan()) || (a - b).abs() <= 1e-6 * b.abs().max(1e-6);
+    for (got, factor) in model.factors().iter().zip(&reference.factors) {
+        let count = Count {
+            checks: got.checks,
+            evd_calls: got.evd_calls,
+            reuse_calls: got.reuse_calls,
+            proxy_calls: got.proxy_calls,
+            epsilon_updates: got.epsilon_updates,
+            cap_refreshes: got.cap_refreshes,
+            residual_calls: got.residual_calls,
+            last_refresh: got.last_refresh,
+        };
+        assert_eq!(count, factor.count, "axis {}", got.axis);
+        let gauges = [
+            (got.epsilon, factor.epsilon),
+            (got.proxy, factor.proxy),
+            (got.relative_change, factor.relative_change),
+            (got.alpha, factor.alpha),
+            (got.residual, factor.residual),
+        ];
+        assert!(gauges.iter().all(|(a, b)| near(*a, *b)), "axis {}: {gauges:?}", got.axis);
+    }
+    let stats = model.stats();
+    (stats.evd_calls, stats.reuse_calls)
+}
+
+/// A run of every policy that the reference has, with everything else that a parameter can carry switched on.
+fn plain(policy: &'static str) -> Options {
+    Options {
+        policy,
+        cadence: "reference",
+        check_period: 3,
+        start_step: 4,
+        bias_correction: true,
+        root: 0.0,
+        exponent_multiplier: 1.0,
+        beta1: 0.9,
+        beta2: 0.95,
+        epsilon_left: 1e-5,
+        epsilon_right: 1e-5,
+        epsilon_max: 1e-3,
+        tau: 0.2,
+        residual_threshold: 0.3,
+        grafting: "adam",
+        grafting_beta2: 0.95,
+        grafting_epsilon: 1e-8,
+        normalized_grafting: false,
+        momentum: 0.5,
+        nesterov: true,
+        ema_momentum: true,
+        nadam: false,
+        weight_decay: 0.01,
+        decoupled_weight_decay: true,
+        lr: 0.02,
+        negative_eigenvalues: "shift",
+    }
+}
+
+#[test]
+fn a_dimension_of_one_is_an_axis_like_any_other_wherever_it_stands() {
+    for dims in
+        [&[1, 3, 4][..], &[3, 1, 4], &[3, 4, 1], &[1, 1, 5], &[5, 1, 1], &[2, 3, 1, 1], &[4, 1], &[1, 4]]
+    {
+        both_agree(&plain("foam"), dims, 7, 1e-8);
+    }
+}
+
+/// Sides beyond one panel of a product, rows beyond a padded stride, elements beyond one task.
+#[test]
+fn blocks_that_are_worked_on_in_pieces_agree() {
+    for dims in [&[300, 140][..], &[128, 270], &[3, 140, 60], &[2, 5, 300], &[5, 300, 2], &[300]] {
+        both_agree_for(10, &plain("foam"), dims, 5, 1e-8);
+    }
+    both_agree_for(10, &plain("grafting_only"), &[3, 20_000], 5, 1e-8);
+}
+
+#[test]
+fn the_policies_of_a_plain_run_all_come_to_both_outcomes() {
+    for policy in ["foam", "foam_fixed_epsilon", "foam_no_refresh", "diagonal_residual", "stale"] {
+        let (refreshes, reuses) = both_agree(&plain(policy), &[6, 5], 3, 1e-8);
+        let expected = match policy {
+            "stale" => (true, false),
+            "foam_no_refresh" => (false, true),
+            _ => (true, true),
+        };
+        assert_eq!((refreshes > 2, reuses > 0), expected, "{policy}: {refreshes} refreshes, {reuses} reuses");
+    }
+}
+
+proptest! {
+    #![proptest_config(seeded(1000))]
+
+    #[test]
+    fn matrices_agree_over_random_options(
+        options in options(), rows in 1..9usize, cols in 1..9usize, seed: u64,
+    ) {
+        both_agree(&options, &[rows, cols], seed, 1e-8);
+    }
+
+    #[test]
+    fn vectors_agree_over_random_options(options in options(), n in 1..12usize, seed: u64) {
+        both_agree(&options, &[n], seed, 1e-8);
+    }
+}
+
+proptest! {
+    #![proptest_config(seeded(300))]
+
+    #[test]
+    fn tensors_of_order_three_and_four_agree_over_random_options(
+        options in options(), dims in prop::collection::vec(1..6usize, 3..5), seed: u64,
+    ) {
+        both_agree(&options, &dims, seed, 1e-8);
+    }
+}
