@@ -175,6 +175,17 @@ mod with_libtorch {
     use super::*;
 
     #[test]
+    fn the_program_of_the_readme_runs() {
+        let readme = std::fs::read_to_string(root().join("README.md")).expect("the README is readable");
+        let (_, after) = readme.split_once("```c++\n").expect("the README has a libtorch program");
+        let (text, _) = after.split_once("```").expect("the program ends");
+        let source = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("readme_torch.cc");
+        std::fs::write(&source, text).expect("target/tmp is writable");
+        let source = source.to_str().expect("the checkout's path is text");
+        Program::new(&[source]).flag("-O0").flag("-g0").with_torch().prints(&[]);
+    }
+
+    #[test]
     fn the_optimizer_gives_the_bits_of_foam_h_and_archives_keep_them() {
         Program::new(&["tests/cpp/torch.cc"]).flag("-O0").flag("-g0").with_torch().passes();
     }

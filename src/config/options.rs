@@ -113,7 +113,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     real!(epsilon_max, Range::POSITIVE),
     real!(tau, Range::POSITIVE),
     real!(residual_threshold, Range::NONNEGATIVE),
-    whole!(max_factor_dim, 1..=1 << 20),
+    whole!(max_factor_dim, 1..=i64::MAX),
     flag!(merge_dims),
     named!(grafting, Grafting),
     real!(grafting_beta2, Range::BELOW_ONE),
