@@ -3,8 +3,8 @@
  *
  *   cargo build --release && ln -sf libfoam.so target/release/libfoam.so.0
  *   c++ -std=c++17 -O2 examples/cpp/train.cc -Iinclude -Ltarget/release -lfoam \
- *       -Wl,-rpath,$PWD/target/release -o /tmp/train
- *   /tmp/train [examples/data/digits.bin] [EPOCHS]
+ *       -Wl,-rpath,$PWD/target/release -o target/train_cpp
+ *   target/train_cpp [examples/data/digits.bin] [EPOCHS]
  */
 #include "digits.hpp"
 #include "network.hpp"

@@ -5,8 +5,8 @@
  *   cargo build --release && ln -sf libfoam.so target/release/libfoam.so.0
  *   eval "$(python examples/cpp/torch_flags.py)"      # sets TORCH_CXXFLAGS and TORCH_LDFLAGS from the installed torch
  *   c++ -O2 examples/cpp/train_torch.cc -Iinclude -Ibindings/cpp $TORCH_CXXFLAGS \
- *       -Ltarget/release -lfoam -Wl,-rpath,$PWD/target/release $TORCH_LDFLAGS -o /tmp/train_torch
- *   /tmp/train_torch [examples/data/digits.bin] [EPOCHS]
+ *       -Ltarget/release -lfoam -Wl,-rpath,$PWD/target/release $TORCH_LDFLAGS -o target/train_torch
+ *   target/train_torch [examples/data/digits.bin] [EPOCHS]
  */
 #include "digits.hpp"
 
