@@ -52,7 +52,7 @@ pub(super) fn apply(cpu: &mut Cpu, tensors: &Tensors, orders: &[BlockOrder]) -> 
             let own: f64 = cpu.tile_sums[floor.walks.partials_of[block].clone()].iter().sum();
             let grafted: f64 = cpu.chunk_sums[floor.walks.chunks_of[block].clone()].iter().sum();
             lengths[block] = length(floor.config.grafting, own.sqrt(), grafted.sqrt());
-            overflowed += usize::from(lengths[block] == 0.0 && !own.is_finite());
+            overflowed += usize::from(!own.is_finite());
         }
         let lengths = &*lengths;
         cpu.pool.run(chunks.len(), wave.parallel, &|task, _| {
