@@ -370,7 +370,10 @@ typedef struct foam_config {
     foam_log_fn log;
     /** First argument of `log`. */
     void *log_user;
-    /** Allocator of the state and the workspace, or NULL for the library's own. */
+    /**
+     * Allocator of the state and the workspace, or NULL for the library's own. With a CUDA device it must give
+     * memory of that device.
+     */
     foam_allocate_fn allocate;
     /** Its counterpart; both or neither must be given. */
     foam_deallocate_fn deallocate;
@@ -424,7 +427,10 @@ typedef struct foam_step_args {
     const foam_tensor *params;
     /** Their gradients, only read; `data` = NULL for a parameter that takes no part in this step. */
     const foam_tensor *grads;
-    /** CUDA stream to order the work on; ignored on the CPU. */
+    /**
+     * CUDA stream (a CUstream or cudaStream_t) to order the work on; NULL is the legacy default stream.
+     * Ignored on the CPU.
+     */
     void *stream;
     /** NULL, or receives 1 if the step was skipped because a gradient is not finite, else 0. */
     int32_t *skipped;
@@ -710,6 +716,13 @@ foam_status foam_step_args_init(foam_step_args *args,
  * One step: reads the gradients, updates the parameters in place. Everything is validated before the
  * first write: a failed step (other than FOAM_PANIC) has changed neither parameters nor state.
  *
+ * On a CUDA device the step is put on `args.stream`; the call waits for the device only when a check is due.
+ * A gradient that is not finite is held back by the device, and the caller hears of it at the next call that
+ * waits (a check, `foam_synchronize`, figures, a checkpoint): with `nonfinite = error` that call, or the next
+ * step, fails with FOAM_NOT_FINITE, and no step since the bad one was taken; with `skip` that one step is left
+ * out and counted. If the device itself fails in the middle of a step (FOAM_DEVICE_ERROR), the message says
+ * that parameters and state are lost, and later calls give FOAM_POISONED.
+ *
  * Contract: `optimizer` came from `foam_create`; the tensors' memory is valid for the call, and nobody else
  * writes it or reads the parameters meanwhile; `error` is NULL or a record.
  */
@@ -816,6 +829,22 @@ foam_status foam_load_memory(foam_optimizer *optimizer,
                              const void *data,
                              size_t size,
                              foam_error *error);
+
+/**
+ * Looks for CUDA: NVIDIA's driver, cuBLAS, cuSOLVER, and devices. `usable` receives 1 if `device = cuda` can
+ * work, else 0. `text`, if not NULL, receives a report for people, cut to `capacity` bytes with the final
+ * zero: a line for each library (its file and version, or what was looked for) and for each device, and a
+ * verdict with its reason. `needed`, if not NULL, receives the bytes of the whole report. Loads the libraries
+ * that it finds, and initialises the driver, as `foam_create` with a CUDA device would.
+ *
+ * Contract: `usable` and `needed` are NULL or writable; `text` is NULL or has `capacity` bytes; `error` is NULL or a
+ * record.
+ */
+foam_status foam_cuda_probe(int32_t *usable,
+                            char *text,
+                            size_t capacity,
+                            size_t *needed,
+                            foam_error *error);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -27,7 +27,7 @@ pub unsafe extern "C" fn foam_save_file(
 ) -> foam_status {
     // SAFETY: the caller's contract.
     unsafe {
-        enter(optimizer, Need::Sound, error, |inner| {
+        enter(optimizer, Need::Settled, error, |inner| {
             let path = Path::new(boundary::text(path, "path")?);
             file::write(path, &format::encode(&mut inner.optimizer)?)
         })
@@ -74,7 +74,7 @@ pub unsafe extern "C" fn foam_save_memory(
 ) -> foam_status {
     // SAFETY: the caller's contract.
     unsafe {
-        enter(optimizer, Need::Sound, error, |inner| {
+        enter(optimizer, Need::Settled, error, |inner| {
             if size.is_null() {
                 return Err(Error::invalid("size is NULL; expected a place for the number of bytes"));
             }

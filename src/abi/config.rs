@@ -173,7 +173,8 @@ pub struct foam_config {
     pub log: foam_log_fn,
     /// First argument of `log`.
     pub log_user: *mut c_void,
-    /// Allocator of the state and the workspace, or NULL for the library's own.
+    /// Allocator of the state and the workspace, or NULL for the library's own. With a CUDA device it must give
+    /// memory of that device.
     pub allocate: foam_allocate_fn,
     /// Its counterpart; both or neither must be given.
     pub deallocate: foam_deallocate_fn,

@@ -41,6 +41,8 @@ pub(super) struct Inner {
 pub(super) enum Need {
     /// Consistent state: refused after a panic.
     Sound,
+    /// The same, with all that the device has to tell.
+    Settled,
     /// Figures only: allowed after a panic.
     Figures,
 }
@@ -82,18 +84,23 @@ unsafe fn enter_checked(
             "another call is inside this optimizer; expected one call at a time",
         ));
     }
-    let outcome = if need == Need::Sound && handle.poisoned.load(Ordering::Relaxed) {
+    let poisoned = handle.poisoned.load(Ordering::Relaxed);
+    let outcome = if need != Need::Figures && poisoned {
         Err(Error::new(
             Kind::Poisoned,
-            "an earlier call panicked and left this optimizer inconsistent; destroy it and load a checkpoint into a new one",
+            "an earlier call panicked, or its device failed, and left this optimizer inconsistent; destroy it and load a checkpoint into a new one",
         ))
     } else {
         // SAFETY: `busy` was ours to take: nobody else is inside.
         let inner = unsafe { &mut *handle.inner.get() };
-        catch_unwind(AssertUnwindSafe(|| body(inner))).unwrap_or_else(|payload| {
+        let settled = |inner: &mut Inner| {
+            if need == Need::Sound || poisoned { Ok(()) } else { inner.optimizer.settle() }
+        };
+        let outcome = catch_unwind(AssertUnwindSafe(|| settled(inner).and_then(|()| body(inner))));
+        if outcome.is_err() || inner.optimizer.is_lost() {
             handle.poisoned.store(true, Ordering::Relaxed);
-            Err(boundary::panic_error(&*payload))
-        })
+        }
+        outcome.unwrap_or_else(|payload| Err(boundary::panic_error(&*payload)))
     };
     handle.busy.store(false, Ordering::Release);
     outcome

@@ -187,7 +187,7 @@ pub unsafe extern "C" fn foam_factor_read(
 ) -> foam_status {
     // SAFETY: the caller's contract.
     unsafe {
-        enter(optimizer, Need::Sound, error, |inner| {
+        enter(optimizer, Need::Settled, error, |inner| {
             let kind = match what {
                 FOAM_FACTOR_STATISTIC => SlotKind::Statistic,
                 FOAM_FACTOR_BASIS => SlotKind::Basis,
@@ -231,7 +231,7 @@ pub unsafe extern "C" fn foam_exact_gap(
 ) -> foam_status {
     // SAFETY: the caller's contract.
     unsafe {
-        enter(optimizer, Need::Sound, error, |inner| {
+        enter(optimizer, Need::Settled, error, |inner| {
             if gap.is_null() {
                 return Err(Error::invalid("gap is NULL; expected a place for the result"));
             }

@@ -3,8 +3,12 @@
 use super::boundary::{self, AbiStruct};
 use super::handle::{Inner, Need, dtype_text, element_type, enter, foam_optimizer};
 use super::status::{foam_error, foam_status};
-use super::tensor::{FOAM_DEVICE_CPU, FOAM_DEVICE_CUDA_HOST, foam_tensor};
+use super::tensor::{
+    FOAM_DEVICE_CPU, FOAM_DEVICE_CUDA, FOAM_DEVICE_CUDA_HOST, FOAM_DEVICE_CUDA_MANAGED, foam_device,
+    foam_tensor,
+};
 use crate::backend::Tensors;
+use crate::config::Device;
 use crate::error::{Error, Kind, Result};
 use crate::optimizer::plan::{ParamPlan, Plan};
 use crate::optimizer::{Outcome, StepOptions};
@@ -25,7 +29,8 @@ pub struct foam_step_args {
     pub params: *const foam_tensor,
     /// Their gradients, only read; `data` = NULL for a parameter that takes no part in this step.
     pub grads: *const foam_tensor,
-    /// CUDA stream to order the work on; ignored on the CPU.
+    /// CUDA stream (a CUstream or cudaStream_t) to order the work on; NULL is the legacy default stream.
+    /// Ignored on the CPU.
     pub stream: *mut c_void,
     /// NULL, or receives 1 if the step was skipped because a gradient is not finite, else 0.
     pub skipped: *mut i32,
@@ -106,6 +111,13 @@ pub unsafe extern "C" fn foam_step_args_init(
 /// One step: reads the gradients, updates the parameters in place. Everything is validated before the
 /// first write: a failed step (other than FOAM_PANIC) has changed neither parameters nor state.
 ///
+/// On a CUDA device the step is put on `args.stream`; the call waits for the device only when a check is due.
+/// A gradient that is not finite is held back by the device, and the caller hears of it at the next call that
+/// waits (a check, `foam_synchronize`, figures, a checkpoint): with `nonfinite = error` that call, or the next
+/// step, fails with FOAM_NOT_FINITE, and no step since the bad one was taken; with `skip` that one step is left
+/// out and counted. If the device itself fails in the middle of a step (FOAM_DEVICE_ERROR), the message says
+/// that parameters and state are lost, and later calls give FOAM_POISONED.
+///
 /// # Safety
 /// `optimizer` came from `foam_create`; the tensors' memory is valid for the call, and nobody else
 /// writes it or reads the parameters meanwhile; `error` is NULL or a record.
@@ -153,6 +165,7 @@ fn read_options(args: &foam_step_args) -> Result<StepOptions> {
 
 unsafe fn read_tensors(args: &foam_step_args, inner: &mut Inner) -> Result<()> {
     let plan = inner.optimizer.plan();
+    let device = inner.optimizer.config().device;
     let count = plan.params.len();
     if args.count != count {
         return Err(Error::invalid(format!("args.count = {}: expected {count}, as at creation", args.count)));
@@ -171,11 +184,11 @@ unsafe fn read_tensors(args: &foam_step_args, inner: &mut Inner) -> Result<()> {
         let (own, grad) = unsafe { (&*args.params.add(index), &*args.grads.add(index)) };
         // SAFETY: the caller's contract.
         let read = unsafe {
-            let own = read_tensor(own, param, "parameter", Some(param.spec.dtype));
+            let own = read_tensor(own, param, "parameter", Some(param.spec.dtype), device);
             let grad = if grad.data.is_null() {
                 Ok(None)
             } else {
-                read_tensor(grad, param, "gradient of parameter", None).map(Some)
+                read_tensor(grad, param, "gradient of parameter", None, device).map(Some)
             };
             own.and_then(|own| Ok((own, grad?)))
         };
@@ -194,6 +207,7 @@ unsafe fn read_tensor(
     param: &ParamPlan,
     what: &str,
     dtype: Option<DType>,
+    device: Device,
 ) -> Result<TensorRef> {
     let name = &param.spec.name;
     let refuse = |kind, problem: String| Err(Error::new(kind, format!("{what} '{name}': {problem}")));
@@ -243,14 +257,8 @@ unsafe fn read_tensor(
             format!("dtype {}: expected {}, as at creation", found.name(), dtype.name()),
         );
     }
-    if !matches!(tensor.device.device_type, FOAM_DEVICE_CPU | FOAM_DEVICE_CUDA_HOST) {
-        return refuse(
-            Kind::ShapeMismatch,
-            format!(
-                "device type {}: expected {FOAM_DEVICE_CPU} (CPU), the optimizer's device",
-                tensor.device.device_type
-            ),
-        );
+    if let Some(problem) = wrong_device(tensor.device, device) {
+        return refuse(Kind::ShapeMismatch, problem);
     }
     if tensor.data.is_null() {
         return refuse(Kind::InvalidArgument, "data is NULL; expected its memory".to_string());
@@ -266,6 +274,23 @@ unsafe fn read_tensor(
         );
     }
     Ok(TensorRef { data: tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize), dtype: found })
+}
+
+/// Why a tensor's memory is not the optimizer's to work on.
+fn wrong_device(found: foam_device, own: Device) -> Option<String> {
+    let kind = found.device_type;
+    if own.kind == FOAM_DEVICE_CPU {
+        return (!matches!(kind, FOAM_DEVICE_CPU | FOAM_DEVICE_CUDA_HOST)).then(|| {
+            format!("device type {kind}: expected {FOAM_DEVICE_CPU} (CPU), the optimizer's device")
+        });
+    }
+    let here = kind == FOAM_DEVICE_CUDA && found.device_id == own.id;
+    (!here && kind != FOAM_DEVICE_CUDA_MANAGED).then(|| {
+        format!(
+            "device type {kind}, id {}: expected {FOAM_DEVICE_CUDA} (CUDA), id {}, the optimizer's device",
+            found.device_id, own.id
+        )
+    })
 }
 
 fn extent(tensor: TensorRef, param: &ParamPlan, index: usize, written: bool) -> Extent {

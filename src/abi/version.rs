@@ -11,7 +11,7 @@ pub const FOAM_ABI_MINOR: u32 = 1;
 
 static BUILD_INFO: Lazy<CString> = Lazy::new(|| {
     let text = format!(
-        "libfoam {} (ABI {FOAM_ABI_MAJOR}.{FOAM_ABI_MINOR}, {}, {}), backends: cpu (faer)",
+        "libfoam {} (ABI {FOAM_ABI_MAJOR}.{FOAM_ABI_MINOR}, {}, {}), backends: cpu (faer), cuda (loaded at run time)",
         env!("CARGO_PKG_VERSION"),
         env!("FOAM_TARGET"),
         env!("FOAM_PROFILE"),

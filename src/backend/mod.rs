@@ -11,9 +11,11 @@
 //! | [`Backend::apply`] | filter, direction, grafting, decay, momentum, parameter | every step |
 
 pub mod cpu;
+pub mod cuda;
 
 use crate::config::InjectFault;
 use crate::error::Result;
+use crate::optimizer::Clock;
 use crate::optimizer::plan::SlotId;
 use crate::preconditioner::policy::Sensed;
 use crate::tensor::TensorRef;
@@ -55,8 +57,10 @@ pub struct BlockOrder {
     pub coupled_decay: f64,
     /// Added to the direction: this times the parameter.
     pub decoupled_decay: f64,
-    /// Learning rate.
+    /// Learning rate of the block.
     pub lr: f64,
+    /// Learning rate of the step, before the parameter's own scale.
+    pub step_lr: f64,
     /// The filtered gradient is divided by it.
     pub filter_correction: f64,
     /// The grafted second moment is divided by it.
@@ -102,8 +106,12 @@ pub struct RefreshOrder {
     pub scale: f64,
     /// ε that the noise floor is measured with.
     pub epsilon: f64,
+    /// The parameter's step, for the record.
+    pub step: u64,
     /// Whether there is a stale basis to fall back on.
     pub has_basis: bool,
+    /// The chosen precision failed at the last check: begin with double precision.
+    pub doubled: bool,
     /// A fault made on purpose.
     pub fault: InjectFault,
 }
@@ -142,8 +150,28 @@ pub struct RedampOrder {
     pub factor: usize,
     /// ε.
     pub epsilon: f64,
+    /// ε if the refresh of this check, whose answer is still out, failed; `None` if there was none.
+    pub fallback: Option<f64>,
     /// First take the diagonal found by the last `sense` as spectrum.
     pub adopt_diagonal: bool,
+}
+
+/// What a device that works on its own has found out since the host last asked. Empty from a device that
+/// answers at once.
+#[derive(Debug, Default)]
+pub struct News {
+    /// Steps that were not taken because a gradient was not finite.
+    pub refused: u64,
+    /// Whether the last of them is the step that is under way.
+    pub refused_now: bool,
+    /// The parameter whose gradient was the first of these.
+    pub culprit: Option<usize>,
+    /// The clock of every parameter, if the host's may be ahead.
+    pub clocks: Vec<Clock>,
+    /// Directions that overflowed and were left out.
+    pub overflowed: u64,
+    /// Answers to earlier refreshes.
+    pub refreshed: Vec<(RefreshOrder, Refreshed)>,
 }
 
 /// Sizes that a backend reports.
@@ -159,30 +187,35 @@ pub struct Footprint {
     pub threads: usize,
 }
 
-/// A device. After [`Backend::inspect`] has let a step pass, no verb fails for numerical reasons.
+/// A device. After [`Backend::inspect`] has let a step pass, no verb fails for numerical reasons. A device
+/// may work behind the host's back: it then answers `None` where it would have to wait, holds back by
+/// itself a step whose gradient is not finite, and tells by [`News`] once the host has to wait anyway.
 pub trait Backend: Send {
     /// Fills `squared_norm` of every order; a value that is not finite means that the block's
     /// gradient, or its square in the precision of the statistics, is not.
-    fn inspect(&mut self, tensors: &Tensors, orders: &mut [BlockOrder]) -> Result<()>;
+    /// `waits` says that a check is due, so that the host will wait for the device in this step.
+    fn inspect(&mut self, tensors: &Tensors, orders: &mut [BlockOrder], waits: bool) -> Result<()>;
     /// Updates the statistics.
     fn accumulate(&mut self, tensors: &Tensors, orders: &[BlockOrder]) -> Result<()>;
-    /// Measures factors; `sensed[i]` answers `orders[i]`.
-    fn sense(&mut self, orders: &[SenseOrder], sensed: &mut [Sensed]) -> Result<()>;
-    /// Renews bases and spectra; `refreshed[i]` answers `orders[i]`.
-    fn refresh(&mut self, orders: &[RefreshOrder], refreshed: &mut [Refreshed]) -> Result<()>;
+    /// Measures factors; `sensed[i]` answers `orders[i]`. The one place in a step where the host waits.
+    fn sense(&mut self, orders: &[SenseOrder], sensed: &mut [Sensed], news: &mut News) -> Result<()>;
+    /// Renews bases and spectra; `refreshed[i]` answers `orders[i]`, now or by [`News`].
+    fn refresh(&mut self, orders: &[RefreshOrder], refreshed: &mut [Option<Refreshed>]) -> Result<()>;
     /// Forms inverse roots.
     fn redamp(&mut self, orders: &[RedampOrder]) -> Result<()>;
     /// Updates moments, momentum and parameters. Gives the number of blocks whose direction overflowed and
     /// was left out of the update.
     fn apply(&mut self, tensors: &Tensors, orders: &[BlockOrder]) -> Result<usize>;
-    /// The exact relative operator gap ‖(L+ε)^(−1/p) − (L̂+ε)^(−1/p)‖_F / ‖(L̂+ε)^(−1/p)‖_F, in f64.
-    fn exact_gap(&mut self, factor: usize, scale: f64, epsilon: f64) -> Result<f64>;
+    /// Waits until all work is done, and tells what came of it.
+    fn settle(&mut self, news: &mut News) -> Result<()>;
+    /// The host has reported a refused step to the caller: later steps are taken again.
+    fn forgive(&mut self);
     /// Copies a state buffer out.
     fn read(&mut self, slot: SlotId, bytes: &mut [u8]) -> Result<()>;
     /// Copies a state buffer in.
     fn write(&mut self, slot: SlotId, bytes: &[u8]) -> Result<()>;
-    /// Waits until all work is done.
-    fn synchronize(&mut self) -> Result<()>;
+    /// Takes over restored clocks (by parameter) and dampings (by factor).
+    fn restore(&mut self, clocks: &[Clock], dampings: &[f64]) -> Result<()>;
     /// What it occupies.
     fn footprint(&self) -> Footprint;
 }

@@ -3,48 +3,108 @@
 
 use super::stats::Verb;
 use super::{Level, Optimizer};
-use crate::backend::{RedampOrder, RefreshOrder, Refreshed, Rung, Search, SenseOrder, Tensors};
-use crate::config::Policy;
+use crate::backend::{News, RedampOrder, RefreshOrder, Refreshed, Rung, Search, SenseOrder, Tensors};
+use crate::config::{Nonfinite, Policy};
 use crate::error::Result;
 use crate::preconditioner::policy::{self, Action, Sensed};
 use crate::preconditioner::{Branch, bound, cadence};
+use std::cmp::Reverse;
 
 impl Optimizer {
-    /// Checks every factor of the parameters whose clocks say so.
-    pub(super) fn check(&mut self, tensors: &Tensors) -> Result<()> {
-        let due = |(index, grad): (usize, &Option<_>)| {
-            grad.is_some() && cadence::is_check(&self.config, self.clocks[index].step)
-        };
+    /// Checks every factor of the parameters whose clocks say so. Says whether the step goes on: a device
+    /// may have held it back.
+    pub(super) fn check(&mut self, tensors: &Tensors) -> Result<bool> {
+        let due = |(index, grad): (usize, &Option<_>)| grad.is_some() && self.is_due(index);
         if !tensors.grads.iter().enumerate().any(due) {
-            return Ok(());
+            return Ok(true);
         }
-        let (mut sense, mut refresh, mut redamp) = (Vec::new(), Vec::new(), Vec::new());
         let due: Vec<usize> = (0..tensors.grads.len()).filter(|i| due((*i, &tensors.grads[*i]))).collect();
-        for index in due {
-            let t = self.clocks[index].step;
-            for factor in self.plan.params[index].factors.clone() {
-                self.begin_check(factor, t, &mut sense, &mut refresh);
+        let factors: Vec<usize> = due.iter().flat_map(|i| self.plan.params[*i].factors.clone()).collect();
+        // One factor a thread: the large ones first.
+        let mut sense: Vec<SenseOrder> =
+            factors.iter().filter(|f| self.is_sensed(**f)).map(|f| self.sense_order(*f)).collect();
+        sense.sort_by_key(|o| Reverse(self.plan.factors[o.factor].dim));
+        let mut sensed = vec![Sensed::default(); sense.len()];
+        let mut news = News::default();
+        self.timed(Verb::Sense, |this| this.backend.sense(&sense, &mut sensed, &mut news))?;
+        let (held_back, failed) = (news.refused_now, failures(&news));
+        self.hear(news)?;
+        if held_back {
+            return Ok(false);
+        }
+        let (mut refresh, mut redamp) = (Vec::new(), Vec::new());
+        // The news may have set a clock back: what is not due after all was sensed in vain.
+        for factor in factors {
+            if !self.is_due(self.param_index(factor)) {
+                continue;
+            }
+            if self.begin_check(factor) || failed.contains(&factor) {
+                let doubled = failed.contains(&factor);
+                refresh.push(RefreshOrder { doubled, ..self.refresh_order(factor) });
             }
         }
-        // One factor a thread: the large ones first.
-        let side = |factor: usize| std::cmp::Reverse(self.plan.factors[factor].dim);
-        sense.sort_by_key(|o: &SenseOrder| side(o.factor));
-        let mut sensed = vec![Sensed::default(); sense.len()];
-        self.timed(Verb::Sense, |this| this.backend.sense(&sense, &mut sensed))?;
         for (order, sensed) in sense.iter().zip(&sensed) {
-            self.decide(order, sensed, &mut refresh, &mut redamp);
+            if self.is_due(self.param_index(order.factor)) && !failed.contains(&order.factor) {
+                self.decide(order, sensed, &mut refresh, &mut redamp);
+            }
         }
-        let side = |factor: usize| std::cmp::Reverse(self.plan.factors[factor].dim);
-        refresh.sort_by_key(|o: &RefreshOrder| side(o.factor));
-        let mut refreshed = vec![Refreshed::default(); refresh.len()];
+        refresh.sort_by_key(|o| Reverse(self.plan.factors[o.factor].dim));
+        let mut refreshed = vec![None; refresh.len()];
         self.timed(Verb::Refresh, |this| this.backend.refresh(&refresh, &mut refreshed))?;
         for (order, refreshed) in refresh.iter().zip(&refreshed) {
-            let epsilon = self.adopt(order, refreshed);
-            redamp.push(RedampOrder { factor: order.factor, epsilon, adopt_diagonal: false });
+            let factor = order.factor;
+            let (epsilon, fallback) = match refreshed {
+                Some(refreshed) => (self.adopt(order, refreshed), None),
+                None => self.expect(order),
+            };
+            redamp.push(RedampOrder { factor, epsilon, fallback, adopt_diagonal: false });
         }
-        let side = |factor: usize| std::cmp::Reverse(self.plan.factors[factor].dim);
-        redamp.sort_by_key(|o: &RedampOrder| side(o.factor));
-        self.timed(Verb::Redamp, |this| this.backend.redamp(&redamp))
+        redamp.sort_by_key(|o: &RedampOrder| Reverse(self.plan.factors[o.factor].dim));
+        self.timed(Verb::Redamp, |this| this.backend.redamp(&redamp))?;
+        Ok(true)
+    }
+
+    /// Takes in what a device has found out. A refused step is an error, if the configuration says so; then
+    /// nothing has changed since.
+    pub(super) fn hear(&mut self, news: News) -> Result<()> {
+        for (order, refreshed) in &news.refreshed {
+            self.adopt(order, refreshed);
+        }
+        if !news.clocks.is_empty() {
+            self.clocks.copy_from_slice(&news.clocks);
+        }
+        self.remark_overflow(news.overflowed);
+        if news.refused == 0 {
+            return Ok(());
+        }
+        self.totals.steps -= news.refused.min(self.totals.steps);
+        let Some(culprit) = news.culprit else { return Ok(()) };
+        let mut error = self.not_finite(culprit);
+        if self.config.nonfinite == Nonfinite::Error {
+            self.backend.forgive();
+            if news.refused > 1 {
+                let after = news.refused - 1;
+                error.message +=
+                    &format!("; the device found out {after} steps ago, and these were not taken either");
+            }
+            return Err(error);
+        }
+        self.totals.skipped_steps += news.refused;
+        (self.log)(Level::Warning, &format!("{} steps skipped: {}", news.refused, error.message));
+        Ok(())
+    }
+
+    fn param_index(&self, factor: usize) -> usize {
+        self.plan.blocks[self.plan.factors[factor].block].param
+    }
+
+    fn is_due(&self, param: usize) -> bool {
+        cadence::is_check(&self.config, self.clocks[param].step)
+    }
+
+    /// Whether a factor is looked at before anything is decided about it.
+    fn is_sensed(&self, factor: usize) -> bool {
+        policy::senses(self.config.policy) && self.records[factor].counters.has_basis != 0
     }
 
     /// The clock of a factor's parameter.
@@ -58,21 +118,21 @@ impl Optimizer {
         clock.weight / cadence::bias_correction(self.config.bias_correction, self.config.beta2, clock.step)
     }
 
-    fn begin_check(
-        &mut self,
-        factor: usize,
-        t: u64,
-        sense: &mut Vec<SenseOrder>,
-        refresh: &mut Vec<RefreshOrder>,
-    ) {
+    /// Counts the check; says whether it is a refresh unseen.
+    fn begin_check(&mut self, factor: usize) -> bool {
+        let t = self.time_of(factor).step as i64;
+        let sensed = self.is_sensed(factor);
+        let unconditional = !policy::senses(self.config.policy);
         let counters = &mut self.records[factor].counters;
         counters.checks += 1;
-        counters.last_check = t as i64;
-        let unconditional = !policy::senses(self.config.policy);
-        if unconditional || counters.has_basis == 0 {
+        counters.last_check = t;
+        if !sensed {
             counters.branch = if unconditional { Branch::EvdStale } else { Branch::EvdFirst } as i64;
-            return refresh.push(self.refresh_order(factor));
         }
+        !sensed
+    }
+
+    fn sense_order(&self, factor: usize) -> SenseOrder {
         let base = self.plan.factors[factor].epsilon;
         let search = (self.config.policy == Policy::FoamCertified).then(|| Search {
             low: base,
@@ -80,7 +140,7 @@ impl Optimizer {
             target: self.config.tau / self.growth(factor),
         });
         let epsilon = base.max(self.records[factor].gauges.epsilon);
-        sense.push(SenseOrder { factor, scale: self.statistic_scale(factor), epsilon, search });
+        SenseOrder { factor, scale: self.statistic_scale(factor), epsilon, search }
     }
 
     fn refresh_order(&self, factor: usize) -> RefreshOrder {
@@ -88,6 +148,8 @@ impl Optimizer {
             factor,
             scale: self.statistic_scale(factor),
             epsilon: self.plan.factors[factor].epsilon,
+            step: self.time_of(factor).step,
+            doubled: false,
             has_basis: self.records[factor].counters.has_basis != 0,
             fault: self.fault(),
         }
@@ -118,15 +180,25 @@ impl Optimizer {
             // The same basis, spectrum and ε give the same inverse root: it is kept.
             Action::Reuse { epsilon, adopt_diagonal: false } if epsilon == before => {}
             Action::Reuse { epsilon, adopt_diagonal } => {
-                redamp.push(RedampOrder { factor, epsilon, adopt_diagonal });
+                redamp.push(RedampOrder { factor, epsilon, fallback: None, adopt_diagonal });
             }
         }
+    }
+
+    /// A refresh whose answer is still out: the record is written as far as it is certain. Gives the ε to
+    /// use if it succeeds, and if it fails.
+    fn expect(&mut self, order: &RefreshOrder) -> (f64, Option<f64>) {
+        let counters = &mut self.records[order.factor].counters;
+        counters.has_basis = 1;
+        counters.last_refresh = order.step as i64;
+        let base = self.plan.factors[order.factor].epsilon;
+        (base, Some(base.max(self.config.epsilon_max)))
     }
 
     /// Writes the outcome of a refresh into the factor's record; gives the ε to use.
     fn adopt(&mut self, order: &RefreshOrder, refreshed: &Refreshed) -> f64 {
         let factor = order.factor;
-        let t = self.time_of(factor).step as i64;
+        let t = order.step as i64;
         let base = self.plan.factors[factor].epsilon;
         let record = &mut self.records[factor];
         let (gauges, counters) = (&mut record.gauges, &mut record.counters);
@@ -179,4 +251,10 @@ impl Optimizer {
             (self.log)(Level::Warning, &line);
         }
     }
+}
+
+/// The factors whose last refresh failed in the chosen precision.
+fn failures(news: &News) -> Vec<usize> {
+    let failed = news.refreshed.iter().filter(|(_, refreshed)| refreshed.rung == Rung::Stale);
+    failed.map(|(order, _)| order.factor).collect()
 }

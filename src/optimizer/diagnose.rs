@@ -2,6 +2,7 @@
 
 use super::Optimizer;
 use super::plan::SlotKind;
+use crate::backend::cpu::gap::{self, InUse};
 use crate::error::{Error, Result};
 use crate::tensor::Precision;
 use ndarray::{Array2, ShapeBuilder};
@@ -86,6 +87,11 @@ impl Optimizer {
         }
         let scale = self.statistic_scale(factor);
         let epsilon = self.records[factor].gauges.epsilon;
-        self.backend.exact_gap(factor, scale, epsilon)
+        let plan = &self.plan.factors[factor];
+        let (slots, exponent) = ([plan.statistic, plan.basis, plan.spectrum], plan.exponent);
+        let [statistic, basis, spectrum] = slots.map(|slot| self.slot_values(slot));
+        let (statistic, basis, spectrum) = (statistic?, basis?, spectrum?);
+        let in_use = InUse { statistic: &statistic, basis: &basis, spectrum: &spectrum, exponent };
+        gap::exact_gap(&in_use, scale, epsilon)
     }
 }

@@ -7,8 +7,9 @@ pub mod plan;
 pub mod stats;
 
 use crate::backend::cpu::Cpu;
-use crate::backend::{Backend, BlockOrder, Direction, Tensors};
-use crate::config::{Config, Grafting, InjectFault, Nonfinite};
+use crate::backend::cuda::Cuda;
+use crate::backend::{Backend, BlockOrder, Direction, News, Tensors};
+use crate::config::{Config, Device, Grafting, InjectFault, Nonfinite};
 use crate::error::{Error, Kind, Result};
 use crate::memory::Allocator;
 use crate::preconditioner::{FactorRecord, cadence};
@@ -79,21 +80,23 @@ pub struct Optimizer {
     orders: Vec<BlockOrder>,
     /// Clocks as they will be if the step passes inspection.
     next: Vec<Clock>,
+    /// An error that was found out while nobody asked for it.
+    deferred: Option<Error>,
+    /// A device failed in the middle of a step.
+    lost: bool,
 }
 
 impl Optimizer {
     /// An optimizer for `specs`, with all state zero.
     pub fn new(config: Config, specs: Vec<ParamSpec>, allocator: Allocator, log: Log) -> Result<Optimizer> {
         config.validate()?;
-        if config.device.kind != crate::config::Device::CPU.kind {
-            return Err(Error::new(
-                Kind::Unsupported,
-                format!("device = {}: this build has the cpu backend only", config.get("device")?),
-            ));
-        }
         check_specs(&config, &specs)?;
         let plan = Arc::new(Plan::new(&config, specs)?);
-        let backend = Box::new(Cpu::new(plan.clone(), &config, allocator)?);
+        let backend: Box<dyn Backend> = if config.device.kind == Device::CPU.kind {
+            Box::new(Cpu::new(plan.clone(), &config, allocator)?)
+        } else {
+            Box::new(Cuda::new(plan.clone(), &config, allocator)?)
+        };
         let clocks = vec![Clock { step: 0, weight: 1.0 }; plan.params.len()];
         let records = plan.factors.iter().map(|f| FactorRecord::new(f.epsilon)).collect();
         Ok(Optimizer {
@@ -104,6 +107,8 @@ impl Optimizer {
             totals: Totals::default(),
             log,
             orders: Vec::with_capacity(plan.blocks.len()),
+            deferred: None,
+            lost: false,
             config,
             plan,
         })
@@ -129,29 +134,43 @@ impl Optimizer {
         &self.records
     }
 
-    /// Waits until all work is done.
+    /// Waits until all work is done. Tells of a step that the device refused meanwhile.
     pub fn synchronize(&mut self) -> Result<()> {
-        self.backend.synchronize()
+        self.settle()?;
+        self.deferred.take().map_or(Ok(()), Err)
     }
 
-    /// One step: updates the parameters in place. On an error, nothing has changed.
+    /// Brings clocks, records and totals up to date with a device that works on its own.
+    pub fn settle(&mut self) -> Result<()> {
+        let mut news = News::default();
+        self.backend.settle(&mut news)?;
+        if let Err(error) = self.hear(news) {
+            self.deferred = Some(error);
+        }
+        Ok(())
+    }
+
+    /// Whether a device failed in the middle of a step, so that parameters and state are in doubt.
+    pub fn is_lost(&self) -> bool {
+        self.lost
+    }
+
+    /// One step: updates the parameters in place. On an error, nothing has changed (unless
+    /// [`Optimizer::is_lost`]).
     ///
     /// The tensors must be valid for the call, disjoint where written, and in the plan's order.
     pub fn step(&mut self, tensors: &Tensors, options: StepOptions) -> Result<Outcome> {
+        if let Some(error) = self.deferred.take() {
+            return Err(error);
+        }
         let begun = Instant::now();
         self.schedule(tensors, options);
-        self.timed(Verb::Inspect, |this| this.backend.inspect(tensors, &mut this.orders))?;
+        let waits = self.next_is_check(tensors);
+        self.timed(Verb::Inspect, |this| this.backend.inspect(tensors, &mut this.orders, waits))?;
         if let Some(order) = self.orders.iter().find(|o| !o.squared_norm.is_finite()) {
-            let param = self.plan.blocks[order.block].param;
-            let name = &self.plan.params[param].spec.name;
-            let error = Error::new(
-                Kind::NotFinite,
-                format!(
-                    "the gradient of parameter '{name}' is not finite, or its square overflows; expected finite values"
-                ),
-            );
+            let error = self.not_finite(self.plan.blocks[order.block].param);
             if self.config.nonfinite == Nonfinite::Error {
-                return Err(error.at(param));
+                return Err(error);
             }
             self.totals.skipped_steps += 1;
             (self.log)(Level::Warning, &format!("step skipped: {}", error.message));
@@ -159,24 +178,52 @@ impl Optimizer {
         }
         std::mem::swap(&mut self.clocks, &mut self.next);
         self.totals.steps += 1;
+        let outcome = self.take_step(tensors).map_err(|error| self.lose(error))?;
+        self.totals.seconds_total += begun.elapsed().as_secs_f64();
+        Ok(outcome)
+    }
+
+    /// The part of a step that writes.
+    fn take_step(&mut self, tensors: &Tensors) -> Result<Outcome> {
         self.timed(Verb::Accumulate, |this| this.backend.accumulate(tensors, &this.orders))?;
         if self.fault() == InjectFault::Panic {
             panic!("injected fault: panic");
         }
-        self.check(tensors)?;
+        if !self.check(tensors)? {
+            return Ok(Outcome::Skipped);
+        }
         let mut overflowed = 0;
         self.timed(Verb::Apply, |this| {
             overflowed = this.backend.apply(tensors, &this.orders)?;
             Ok(())
         })?;
-        if overflowed > 0 {
-            let line = format!(
-                "the direction of {overflowed} blocks overflowed and was left out; use a larger epsilon"
-            );
+        self.remark_overflow(overflowed as u64);
+        Ok(Outcome::Stepped)
+    }
+
+    /// An error of the device in the middle of a step leaves nothing to rely on, and says so.
+    fn lose(&mut self, mut error: Error) -> Error {
+        if error.kind != Kind::NotFinite {
+            self.lost = true;
+            error.message += "; the step was under way: parameters and state are lost, load a checkpoint into a new optimizer";
+        }
+        error
+    }
+
+    fn not_finite(&self, param: usize) -> Error {
+        let name = &self.plan.params[param].spec.name;
+        let message = format!(
+            "the gradient of parameter '{name}' is not finite, or its square overflows; expected finite values"
+        );
+        Error::new(Kind::NotFinite, message).at(param)
+    }
+
+    fn remark_overflow(&self, blocks: u64) {
+        if blocks > 0 {
+            let line =
+                format!("the direction of {blocks} blocks overflowed and was left out; use a larger epsilon");
             (self.log)(Level::Warning, &line);
         }
-        self.totals.seconds_total += begun.elapsed().as_secs_f64();
-        Ok(Outcome::Stepped)
     }
 
     /// Writes the orders of all blocks that take part, and the clocks as they will be.
@@ -192,6 +239,12 @@ impl Optimizer {
             let order = order(&self.config, param, &tick, options);
             self.orders.extend(param.blocks.clone().map(|block| BlockOrder { block, ..order }));
         }
+    }
+
+    /// Whether the scheduled step checks any parameter.
+    fn next_is_check(&self, tensors: &Tensors) -> bool {
+        let mut parts = self.next.iter().zip(tensors.grads);
+        parts.any(|(clock, grad)| grad.is_some() && cadence::is_check(&self.config, clock.step))
     }
 
     /// The fault that is to happen in the current step.
@@ -234,6 +287,7 @@ fn tick(config: &Config, clock: Clock) -> Tick {
 
 fn order(config: &Config, param: &ParamPlan, tick: &Tick, options: StepOptions) -> BlockOrder {
     let t = tick.clock.step;
+    let lr = options.lr.unwrap_or(config.lr);
     let decay = config.weight_decay * param.spec.weight_decay_scale;
     let (coupled, decoupled) = if config.decoupled_weight_decay { (0.0, decay) } else { (decay, 0.0) };
     let direction = if !param.factors.is_empty() && cadence::is_preconditioned(config, t) {
@@ -249,7 +303,8 @@ fn order(config: &Config, param: &ParamPlan, tick: &Tick, options: StepOptions) 
         grad_scale: options.grad_scale,
         coupled_decay: coupled,
         decoupled_decay: decoupled,
-        lr: options.lr.unwrap_or(config.lr) * param.spec.lr_scale,
+        lr: lr * param.spec.lr_scale,
+        step_lr: lr,
         filter_correction: cadence::bias_correction(config.bias_correction, config.beta1, t),
         moment_correction: cadence::bias_correction(
             config.grafting == Grafting::Adam,
@@ -313,6 +368,8 @@ impl Optimizer {
         for (slot, bytes) in restored.buffers.iter().enumerate() {
             self.backend.write(slot, bytes)?;
         }
+        let dampings: Vec<f64> = restored.records.iter().map(|r| r.gauges.epsilon).collect();
+        self.backend.restore(&restored.clocks, &dampings)?;
         self.clocks = restored.clocks;
         self.records = restored.records;
         self.totals.steps = restored.steps;

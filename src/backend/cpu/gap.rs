@@ -1,36 +1,28 @@
 //! The exact relative operator gap of a factor, for studies and tests: a fresh eigendecomposition in
 //! double precision against what is in use.
 
-use super::product::mirror;
-use super::real::Real;
-use super::{Floor, Precision, evd};
+use super::evd;
 use crate::error::{Error, Kind, Result};
-use crate::optimizer::plan::FactorPlan;
 use ndarray::{Array2, ShapeBuilder};
 
-/// ‖(L+ε)^(−1/p) − (L̂+ε)^(−1/p)‖_F / ‖(L̂+ε)^(−1/p)‖_F.
-pub(super) fn exact_gap(floor: &Floor, factor: usize, scale: f64, epsilon: f64) -> Result<f64> {
-    let plan = &floor.plan.factors[factor];
-    match floor.plan.param_of(factor).statistic {
-        Precision::F32 => gap_of::<f32>(floor, plan, scale, epsilon),
-        Precision::F64 => gap_of::<f64>(floor, plan, scale, epsilon),
-    }
+/// A factor as it is in use: all matrices column-major.
+pub struct InUse<'a> {
+    /// The statistic, of which the lower triangle counts.
+    pub statistic: &'a [f64],
+    /// The basis.
+    pub basis: &'a [f64],
+    /// The spectrum.
+    pub spectrum: &'a [f64],
+    /// 1/p.
+    pub exponent: f64,
 }
 
-fn gap_of<S: Real>(floor: &Floor, factor: &FactorPlan, scale: f64, epsilon: f64) -> Result<f64> {
-    let n = factor.dim;
-    let mut fresh = vec![0.0f64; n * n];
-    // SAFETY: the statistic has n² numbers.
-    unsafe { mirror::<S, f64>(floor.slot::<S>(factor.statistic), n, fresh.as_mut_ptr(), n, scale) };
-    // SAFETY: buffers of the factor.
-    let (basis, spectrum) = unsafe {
-        (
-            std::slice::from_raw_parts(floor.slot::<S>(factor.basis), n * n),
-            std::slice::from_raw_parts(floor.slot::<S>(factor.spectrum), n),
-        )
-    };
-    let wide = |x: &[S]| x.iter().map(|x| x.wide()).collect::<Vec<f64>>();
-    let in_use = inverse_root(&wide(basis), &wide(spectrum), epsilon, factor.exponent);
+/// ‖(L+ε)^(−1/p) − (L̂+ε)^(−1/p)‖_F / ‖(L̂+ε)^(−1/p)‖_F, for L the statistic times `scale`.
+pub fn exact_gap(factor: &InUse, scale: f64, epsilon: f64) -> Result<f64> {
+    let n = factor.spectrum.len();
+    let lower = |k: usize| (k % n).max(k / n) + (k % n).min(k / n) * n;
+    let fresh: Vec<f64> = (0..n * n).map(|k| factor.statistic[lower(k)] * scale).collect();
+    let in_use = inverse_root(factor.basis, factor.spectrum, epsilon, factor.exponent);
     let zero = fresh.iter().all(|x| *x == 0.0);
     let ideal = if zero {
         Array2::eye(n) * epsilon.powf(-factor.exponent)

@@ -4,7 +4,7 @@ mod accumulate;
 mod apply;
 mod bench;
 mod evd;
-mod gap;
+pub mod gap;
 mod geometry;
 mod pool;
 mod product;
@@ -13,10 +13,13 @@ mod redamp;
 mod refresh;
 mod sense;
 
-use super::{Backend, BlockOrder, Footprint, RedampOrder, RefreshOrder, Refreshed, SenseOrder, Tensors};
+use super::{
+    Backend, BlockOrder, Footprint, News, RedampOrder, RefreshOrder, Refreshed, SenseOrder, Tensors,
+};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::memory::{Allocator, Arena};
+use crate::optimizer::Clock;
 use crate::optimizer::plan::{Plan, SlotId};
 use crate::preconditioner::policy::Sensed;
 use crate::tensor::Precision;
@@ -160,7 +163,7 @@ impl Cpu {
 }
 
 impl Backend for Cpu {
-    fn inspect(&mut self, tensors: &Tensors, orders: &mut [BlockOrder]) -> Result<()> {
+    fn inspect(&mut self, tensors: &Tensors, orders: &mut [BlockOrder], _: bool) -> Result<()> {
         accumulate::inspect(self, tensors, orders);
         Ok(())
     }
@@ -170,12 +173,12 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn sense(&mut self, orders: &[SenseOrder], sensed: &mut [Sensed]) -> Result<()> {
+    fn sense(&mut self, orders: &[SenseOrder], sensed: &mut [Sensed], _: &mut News) -> Result<()> {
         sense::sense(self, orders, sensed);
         Ok(())
     }
 
-    fn refresh(&mut self, orders: &[RefreshOrder], refreshed: &mut [Refreshed]) -> Result<()> {
+    fn refresh(&mut self, orders: &[RefreshOrder], refreshed: &mut [Option<Refreshed>]) -> Result<()> {
         refresh::refresh(self, orders, refreshed);
         Ok(())
     }
@@ -189,9 +192,11 @@ impl Backend for Cpu {
         Ok(apply::apply(self, tensors, orders))
     }
 
-    fn exact_gap(&mut self, factor: usize, scale: f64, epsilon: f64) -> Result<f64> {
-        gap::exact_gap(&self.floor, factor, scale, epsilon)
+    fn settle(&mut self, _: &mut News) -> Result<()> {
+        Ok(())
     }
+
+    fn forgive(&mut self) {}
 
     fn read(&mut self, slot: SlotId, bytes: &mut [u8]) -> Result<()> {
         let source = self.buffer(slot, bytes.len())?;
@@ -207,7 +212,7 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn synchronize(&mut self) -> Result<()> {
+    fn restore(&mut self, _: &[Clock], _: &[f64]) -> Result<()> {
         Ok(())
     }
 

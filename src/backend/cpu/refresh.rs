@@ -13,7 +13,7 @@ use crate::config::{InjectFault, NegativeEigenvalues};
 use crate::optimizer::plan::FactorPlan;
 
 /// Renews bases and spectra.
-pub(super) fn refresh(cpu: &mut Cpu, orders: &[RefreshOrder], refreshed: &mut [Refreshed]) {
+pub(super) fn refresh(cpu: &mut Cpu, orders: &[RefreshOrder], refreshed: &mut [Option<Refreshed>]) {
     let answers = Places(refreshed.as_mut_ptr());
     cpu.each_factor(orders.len(), &|floor, task, bench| {
         let order = &orders[task];
@@ -23,7 +23,7 @@ pub(super) fn refresh(cpu: &mut Cpu, orders: &[RefreshOrder], refreshed: &mut [R
             Precision::F64 => refresh_factor::<f64>(floor, factor, order, bench),
         };
         // SAFETY: one place a task.
-        unsafe { answers.put(task, answer) };
+        unsafe { answers.put(task, Some(answer)) };
     });
 }
 
