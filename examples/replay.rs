@@ -9,25 +9,27 @@ mod golden;
 
 use golden::compare::Check;
 use golden::engine::build_info;
-use golden::{Case, Precision, Report, replay};
+use golden::{Case, Precision, Report, replay_on};
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
 const USAGE: &str = "\
-usage: replay [--json] TRACE.safetensors...
+usage: replay [--json] [--device=cuda:0] TRACE.safetensors...
 
 Feeds the gradients of each trace to the optimizer, in f64 and in f32, and compares weights, damping, proxies,
 final matrices and every counter with what the reference implementation did.
 
-  --json    print one JSON document instead of a table";
+  --json           print one JSON document instead of a table
+  --device=NAME    where the optimizer works: cpu (the default) or cuda:N";
 
 fn main() -> ExitCode {
     let (flags, files): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|a| a.starts_with('-'));
-    let (mut json, mut help) = (false, false);
+    let (mut json, mut help, mut device) = (false, false, "cpu");
     for flag in &flags {
         match flag.as_str() {
+            named if named.starts_with("--device=") => device = &named["--device=".len()..],
             "--json" => json = true,
             "-h" | "--help" => help = true,
             unknown => {
@@ -45,11 +47,11 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     }
     // A reader that has seen enough (`replay … | head`) is no reason to fail loudly.
-    certify(&files, json, &mut io::stdout().lock()).unwrap_or(ExitCode::FAILURE)
+    certify(device, &files, json, &mut io::stdout().lock()).unwrap_or(ExitCode::FAILURE)
 }
 
 /// Runs all files and prints as it goes; a file that is no trace does not keep the others from being run.
-fn certify(files: &[String], json: bool, out: &mut impl Write) -> io::Result<ExitCode> {
+fn certify(device: &str, files: &[String], json: bool, out: &mut impl Write) -> io::Result<ExitCode> {
     if !json {
         writeln!(out, "{}\n", build_info())?;
     }
@@ -67,7 +69,7 @@ fn certify(files: &[String], json: bool, out: &mut impl Write) -> io::Result<Exi
             print_heading(out, &case)?;
         }
         for precision in [Precision::F64, Precision::F32] {
-            let outcome = replay(&case, precision);
+            let outcome = replay_on(device, &case, precision);
             let good = outcome.as_ref().is_ok_and(Report::passed);
             *if good { &mut passed } else { &mut failed } += 1;
             if json {

@@ -4,13 +4,17 @@
 
 #![allow(dead_code, reason = "each program that includes this module uses a part of it")]
 
+#[path = "gpu.rs"]
+mod gpu;
+
 use foam::abi::*;
+use gpu::Gpu;
 use std::ffi::{CStr, CString, c_void};
 use std::mem::{MaybeUninit, size_of};
 use std::ptr::{null, null_mut};
 
 /// An element type of parameters and gradients.
-pub trait Element: Copy + Default + 'static {
+pub trait Element: Copy + Default + bytemuck::Pod {
     /// Bits of one element.
     const BITS: u8;
     /// The element nearest to `value`.
@@ -54,6 +58,7 @@ pub type Place = (i64, i64, i64);
 /// One optimizer handle, for parameters of type `T`.
 pub struct Engine<T: Element> {
     handle: *mut foam_optimizer,
+    gpu: Option<Gpu>,
     shapes: Vec<Vec<i64>>,
     element: std::marker::PhantomData<T>,
 }
@@ -89,7 +94,8 @@ impl<T: Element> Engine<T> {
             foam_create(&config, described.as_ptr(), described.len(), &mut handle, error)
         })?;
         let shapes = params.iter().map(|p| p.shape.clone()).collect();
-        Ok(Engine { handle, shapes, element: std::marker::PhantomData })
+        let gpu = (config.device_type == FOAM_DEVICE_CUDA).then(Gpu::open);
+        Ok(Engine { handle, gpu, shapes, element: std::marker::PhantomData })
     }
 
     /// One step on all parameters; every parameter has a gradient.
@@ -101,9 +107,16 @@ impl<T: Element> Engine<T> {
             }
         }
         let shapes = &mut self.shapes;
-        let params = tensors::<T>(shapes, weights.iter_mut().map(|w| w.as_mut_ptr()));
+        let mut params = tensors::<T>(shapes, weights.iter_mut().map(|w| w.as_mut_ptr()));
         // The gradients are only read; the tensor type has no const form.
-        let grads = tensors::<T>(shapes, gradients.iter().map(|g| g.as_ptr().cast_mut()));
+        let mut grads = tensors::<T>(shapes, gradients.iter().map(|g| g.as_ptr().cast_mut()));
+        if let Some(gpu) = &mut self.gpu {
+            let all = params.iter_mut().chain(&mut grads).zip(weights.iter().chain(gradients));
+            for (which, (tensor, values)) in all.enumerate() {
+                tensor.data = gpu.put(which, bytemuck::cast_slice(values)) as *mut c_void;
+                tensor.device = foam_device { device_type: FOAM_DEVICE_CUDA, device_id: 0 };
+            }
+        }
         let mut args = MaybeUninit::<foam_step_args>::uninit();
         // SAFETY: as for the configuration; the tensors point into buffers of the checked sizes.
         unsafe {
@@ -111,8 +124,15 @@ impl<T: Element> Engine<T> {
             checked(|error| foam_step_args_init(args.as_mut_ptr(), size, error))?;
             let mut args = args.assume_init();
             (args.count, args.params, args.grads) = (params.len(), params.as_ptr(), grads.as_ptr());
-            checked(|error| foam_step(self.handle, &args, error))
+            args.stream = self.gpu.as_ref().map_or(null_mut(), Gpu::stream);
+            checked(|error| foam_step(self.handle, &args, error))?;
         }
+        if let Some(gpu) = &self.gpu {
+            for (which, values) in weights.iter_mut().enumerate() {
+                gpu.get(which, bytemuck::cast_slice_mut(values));
+            }
+        }
+        Ok(())
     }
 
     /// The figures of every factor, ordered by parameter, block and axis.

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 /// The shared library that cargo built along with this test.
+#[allow(dead_code, reason = "each test program uses a part of it")]
 pub fn shared_library() -> PathBuf {
     let test = std::env::current_exe().expect("the test knows its own path");
     let deps = test.parent().expect("the test lies in a folder");

@@ -1,9 +1,10 @@
 //! An optimizer of parameters of any type, through the exported C functions and nothing else.
 
+use super::gpu::Gpu;
 use super::tensor::{Dtype, Tensor};
 use foam::abi::*;
 use ndarray::Array2;
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, c_void};
 use std::mem::{MaybeUninit, size_of};
 use std::path::Path;
 use std::ptr::null_mut;
@@ -73,6 +74,8 @@ pub type Place = (i64, i64, i64);
 pub struct Model {
     handle: *mut foam_optimizer,
     count: usize,
+    /// With `device=cuda`: the device on which the tensors are put for each step.
+    pub gpu: Option<Gpu>,
 }
 
 /// A configuration: a preset, then options as "key=value key=value".
@@ -127,7 +130,8 @@ impl Model {
         let mut handle = null_mut();
         // SAFETY: names and shapes outlive the call, which copies them.
         checked(|error| unsafe { foam_create(config, params.as_ptr(), params.len(), &mut handle, error) })?;
-        Ok(Model { handle, count: specs.len() })
+        let gpu = (config.device_type == FOAM_DEVICE_CUDA).then(Gpu::open);
+        Ok(Model { handle, count: specs.len(), gpu })
     }
 
     /// One step on all parameters.
@@ -147,10 +151,28 @@ impl Model {
     ) -> Result<bool, Failure> {
         assert_eq!((params.len(), grads.len()), (self.count, self.count));
         let mut grads = grads.to_vec();
-        let params: Vec<foam_tensor> = params.iter_mut().map(Tensor::in_c).collect();
-        let absent = foam_tensor { data: null_mut(), byte_offset: 0, ..params[0] };
-        let grads: Vec<foam_tensor> =
-            grads.iter_mut().map(|g| g.as_mut().map_or(absent, Tensor::in_c)).collect();
+        let mut own = params.iter_mut().map(Tensor::in_c).collect::<Vec<_>>();
+        let absent = foam_tensor { data: null_mut(), byte_offset: 0, ..own[0] };
+        let mut lent = grads.iter_mut().map(|g| g.as_mut().map_or(absent, Tensor::in_c)).collect::<Vec<_>>();
+        let Some(mut gpu) = self.gpu.take() else { return self.call_step(&own, &lent, with, null_mut()) };
+        for (which, tensor) in own.iter_mut().chain(&mut lent).enumerate() {
+            to_device(&mut gpu, which, tensor);
+        }
+        let outcome = gpu.within(|| self.call_step(&own, &lent, with, gpu.stream()));
+        for (which, tensor) in params.iter_mut().enumerate() {
+            gpu.get(which, &mut tensor.bytes);
+        }
+        self.gpu = Some(gpu);
+        outcome
+    }
+
+    fn call_step(
+        &mut self,
+        params: &[foam_tensor],
+        grads: &[foam_tensor],
+        with: StepWith,
+        stream: *mut c_void,
+    ) -> Result<bool, Failure> {
         let mut args = MaybeUninit::<foam_step_args>::uninit();
         let mut skipped = -1;
         // SAFETY: as for the configuration; the tensors point into buffers that outlive the call.
@@ -160,6 +182,7 @@ impl Model {
             let mut args = args.assume_init();
             (args.count, args.params, args.grads) = (params.len(), params.as_ptr(), grads.as_ptr());
             (args.lr, args.grad_scale, args.skipped) = (with.lr, with.grad_scale, &mut skipped);
+            args.stream = stream;
             checked(|error| foam_step(self.handle, &args, error))?;
         }
         Ok(skipped == 1)
@@ -270,6 +293,24 @@ impl Model {
         let factors: Vec<String> = self.factors().iter().map(|f| format!("{f:?}")).collect();
         format!("{total:?}\n{}", factors.join("\n"))
     }
+}
+
+/// Puts a host tensor (unless it is absent) on the device.
+fn to_device(gpu: &mut Gpu, which: usize, tensor: &mut foam_tensor) {
+    if tensor.data.is_null() {
+        return;
+    }
+    // SAFETY: a tensor of this module: contiguous, with `ndim` sizes.
+    let bytes = unsafe {
+        let shape = std::slice::from_raw_parts(tensor.shape, tensor.ndim as usize);
+        let elements: i64 = shape.iter().product();
+        let size = elements as usize * tensor.dtype.bits as usize / 8;
+        let first = tensor.data.cast::<u8>().add(tensor.byte_offset as usize);
+        std::slice::from_raw_parts(first, size)
+    };
+    tensor.data = gpu.put(which, bytes) as *mut c_void;
+    tensor.byte_offset = 0;
+    tensor.device = foam_device { device_type: FOAM_DEVICE_CUDA, device_id: 0 };
 }
 
 impl Drop for Model {

@@ -76,7 +76,7 @@ pub struct Tensor {
     lead: usize,
     /// The elements lie this many bytes behind the `data` pointer.
     byte_offset: usize,
-    bytes: Vec<u8>,
+    pub bytes: Vec<u8>,
 }
 
 impl Tensor {

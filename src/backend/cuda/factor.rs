@@ -1,7 +1,7 @@
 //! The verbs of a check: sense, refresh, redamp. Factors of equal side go together; a group is as large as
 //! the workspace allows.
 
-use super::driver::{self, Memory};
+use super::driver::{self, Grid, Memory};
 use super::kernels::index;
 use super::linear::{Batch, Operand, Shape};
 use super::stacks::Bench;
@@ -152,9 +152,15 @@ fn first_task(list: u64, group: &Group) -> u64 {
     list + (group.tasks.start * size_of::<Task>()) as u64
 }
 
-/// Thread blocks along x for a pass over matrices of side `n`.
-fn tiles(n: usize) -> usize {
-    (n * n).div_ceil(16 * THREADS)
+/// Some thread blocks for each matrix of a group.
+fn by_tile(group: &Group) -> Grid {
+    let numbers = group.n * group.n;
+    wide(numbers.div_ceil(16 * THREADS), group.tasks.len(), numbers)
+}
+
+/// One thread block for each factor of a group.
+fn by_factor(group: &Group) -> Grid {
+    wide(group.tasks.len(), 1, group.n * group.n)
 }
 
 /// c ← a·b over the matrices of a group.
@@ -201,12 +207,12 @@ pub(super) fn sense(cuda: &mut Cuda, orders: &[SenseOrder]) -> Result<()> {
 /// H = QᵀLQ of a group, and what the drift kernel makes of it.
 fn drift(cuda: &Cuda, group: &Group, tasks: u64) -> Result<()> {
     let bench = cuda.bench(&Group { solver: group.statistic, ..group.clone() });
-    let (s, count, n, none) = (index(group.statistic), group.tasks.len(), group.n as u32, 0u64);
+    let (s, n, none) = (index(group.statistic), group.n as u32, 0u64);
     let [a, q, t, _] = bench.matrices;
-    launch!(cuda.engine.fetch[s][s], wide(tiles(group.n), count), cuda.stream, tasks, n, a, q, none)?;
+    launch!(cuda.engine.fetch[s][s], by_tile(group), cuda.stream, tasks, n, a, q, none)?;
     multiply(cuda, group, group.statistic, (a, false), (q, false), t)?;
     multiply(cuda, group, group.statistic, (q, true), (t, false), a)?;
-    launch!(cuda.engine.drift[s], wide(count, 1), cuda.stream, tasks, n, a, bench.weights)
+    launch!(cuda.engine.drift[s], by_factor(group), cuda.stream, tasks, n, a, bench.weights)
 }
 
 /// Renews bases and spectra; the answers come with the next bulletin.
@@ -241,13 +247,7 @@ pub(super) fn refresh(cuda: &mut Cuda, orders: &[RefreshOrder]) -> Result<()> {
             drift(cuda, &group, first_task(noise_list, &group))?;
         }
         let (tasks, n) = (first_task(list, &group), group.n as u32);
-        launch!(
-            cuda.engine.bounds[index(group.statistic)],
-            wide(group.tasks.len(), 1),
-            cuda.stream,
-            tasks,
-            n
-        )?;
+        launch!(cuda.engine.bounds[index(group.statistic)], by_factor(&group), cuda.stream, tasks, n)?;
     }
     Ok(())
 }
@@ -279,7 +279,7 @@ fn decompose(cuda: &mut Cuda, group: &Group, tasks: u64, spoils: bool) -> Result
     let [a, q, o, image] = bench.matrices;
     let (s, e) = (index(group.statistic), index(group.solver));
     let (stream, count, n, none) = (cuda.stream, group.tasks.len(), group.n as u32, 0u64);
-    let (per_factor, per_tile) = (wide(count, 1), wide(tiles(group.n), count));
+    let (per_factor, per_tile) = (by_factor(group), by_tile(group));
     let engine = cuda.engine.clone();
     launch!(engine.peak[s], per_factor, stream, tasks, n, bench.scales)?;
     launch!(engine.fetch[s][e], per_tile, stream, tasks, n, a, none, bench.scales)?;
@@ -324,9 +324,9 @@ pub(super) fn redamp(cuda: &mut Cuda, orders: &[RedampOrder]) -> Result<()> {
     for group in cuda.groups(&factors, |_| None) {
         let (bench, tasks) = (cuda.bench(&group), first_task(list, &group));
         let [b, product, ..] = bench.matrices;
-        let (s, w, n, count) = (index(group.statistic), index(group.work), group.n as u32, group.tasks.len());
-        let per_tile = wide(tiles(group.n), count);
-        launch!(cuda.engine.damp[s], wide(count, 1), cuda.stream, tasks, n, bench.weights)?;
+        let (s, w, n) = (index(group.statistic), index(group.work), group.n as u32);
+        let per_tile = by_tile(&group);
+        launch!(cuda.engine.damp[s], by_factor(&group), cuda.stream, tasks, n, bench.weights)?;
         launch!(cuda.engine.weigh[s], per_tile, cuda.stream, tasks, n, bench.weights, b)?;
         multiply(cuda, &group, group.statistic, (b, false), (b, true), product)?;
         launch!(cuda.engine.root[s][w], per_tile, cuda.stream, tasks, n, product)?;

@@ -24,14 +24,24 @@ macro_rules! launch {
 }
 pub(super) use launch;
 
-/// One thread block of `THREADS` threads for each of x × y pieces.
-pub(super) fn wide(x: usize, y: usize) -> Grid {
-    Grid { blocks: (x, y), threads: THREADS }
+/// One thread block for each of x × y pieces, with as many threads as a piece of `items` items can use.
+pub(super) fn wide(x: usize, y: usize, items: usize) -> Grid {
+    Grid { blocks: (x, y), threads: items.next_power_of_two().clamp(32, THREADS) }
 }
 
 /// One thread for each of `count` things.
 fn each(count: usize) -> Grid {
-    wide(count.div_ceil(THREADS), 1)
+    wide(count.div_ceil(THREADS), 1, count)
+}
+
+/// One thread block for each chunk of each block.
+fn by_chunk(stack: &StackPlan) -> Grid {
+    wide(stack.chunks(), stack.blocks.len(), stack.elements)
+}
+
+/// One thread block for each block, which looks at its chunks.
+fn by_block(stack: &StackPlan) -> Grid {
+    wide(stack.blocks.len(), 1, stack.chunks())
 }
 
 const SINGLE: Grid = Grid { blocks: (1, 1), threads: 1 };
@@ -128,9 +138,8 @@ pub(super) fn inspect(cuda: &mut Cuda, tensors: &Tensors, orders: &[BlockOrder])
     launch!(engine.begin, SINGLE, stream, gate, forgive)?;
     for (stack, view) in cuda.layout.stacks.iter().zip(&cuda.stacks) {
         let rules = cuda.rules(stack, &first);
-        let count = stack.blocks.len();
-        launch!(engine.inspect[index(stack.work)], wide(stack.chunks(), count), stream, *view, rules)?;
-        launch!(engine.total, wide(count, 1), stream, *view, rules, gate)?;
+        launch!(engine.inspect[index(stack.work)], by_chunk(stack), stream, *view, rules)?;
+        launch!(engine.total, by_block(stack), stream, *view, rules, gate)?;
     }
     launch!(engine.judge, SINGLE, stream, gate, strict)
 }
@@ -222,8 +231,8 @@ pub(super) fn accumulate(cuda: &mut Cuda, orders: &[BlockOrder]) -> Result<()> {
             continue;
         }
         let s = index(stack.statistic);
-        launch!(engine.rescale[s], wide(count, stack.dims.len()), stream, *view)?;
-        launch!(engine.gather[s], wide(stack.chunks(), count), stream, *view, rules)?;
+        launch!(engine.rescale[s], wide(count, stack.dims.len(), stack.elements), stream, *view)?;
+        launch!(engine.gather[s], by_chunk(stack), stream, *view, rules)?;
         for axis in 0..stack.dims.len() {
             add_statistic(cuda, stack, view, axis)?;
         }
@@ -262,7 +271,7 @@ fn unfold(
     to: u64,
     view: View,
 ) -> Result<()> {
-    let grid = wide(stack.chunks(), stack.blocks.len());
+    let grid = by_chunk(stack);
     let numbers = [stack.elements, view.outer, view.dim, view.inner].map(|x| x as u32);
     let [elements, outer, dim, inner] = numbers;
     let function: Function = cuda.engine.unfold[index(precision)];
@@ -309,7 +318,7 @@ pub(super) fn apply(cuda: &mut Cuda, orders: &[BlockOrder]) -> Result<()> {
     }
     for (number, (stack, view)) in cuda.layout.stacks.iter().zip(&cuda.stacks).enumerate() {
         let rules = cuda.rules(stack, first);
-        let (w, grid) = (index(stack.work), wide(stack.chunks(), stack.blocks.len()));
+        let (w, grid) = (index(stack.work), by_chunk(stack));
         launch!(engine.filter[w], grid, stream, *view, rules)?;
         if !cuda.preconditioned[number] {
             continue;
@@ -322,7 +331,7 @@ pub(super) fn apply(cuda: &mut Cuda, orders: &[BlockOrder]) -> Result<()> {
         }
         let direction = halves[0];
         launch!(engine.norm[w], grid, stream, *view, direction)?;
-        launch!(engine.length, wide(stack.blocks.len(), 1), stream, *view, rules, gate)?;
+        launch!(engine.length, by_block(stack), stream, *view, rules, gate)?;
         launch!(engine.update[w], grid, stream, *view, rules, direction)?;
     }
     Ok(())

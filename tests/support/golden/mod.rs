@@ -63,19 +63,26 @@ pub struct Finals {
     pub spectrum: Vec<f64>,
 }
 
-/// Runs a case and compares it with its trace. The error is the library's own, or a wrong set of factors.
+/// Runs a case on the CPU and compares it with its trace; see [`replay_on`].
 pub fn replay(case: &Case, precision: Precision) -> Result<Report, String> {
+    replay_on("cpu", case, precision)
+}
+
+/// Runs a case on `device` and compares it with its trace. The error is the library's own, or a wrong set of factors.
+pub fn replay_on(device: &str, case: &Case, precision: Precision) -> Result<Report, String> {
     let recording = match precision {
-        Precision::F32 => record::<f32>(case),
-        Precision::F64 => record::<f64>(case),
+        Precision::F32 => record::<f32>(device, case),
+        Precision::F64 => record::<f64>(device, case),
     }?;
     compare::compare(case, precision, &recording)
 }
 
-fn record<T: Element>(case: &Case) -> Result<Recording, String> {
+fn record<T: Element>(device: &str, case: &Case) -> Result<Recording, String> {
     let parameter = |p: &case::Param| Parameter { shape: p.shape.clone(), root: p.root };
     let params: Vec<_> = case.params.iter().map(parameter).collect();
-    let mut engine = Engine::<T>::new(case.setup.preset, &case.setup.options, &params)?;
+    let mut options = case.setup.options.clone();
+    options.push(("device".to_string(), device.to_string()));
+    let mut engine = Engine::<T>::new(case.setup.preset, &options, &params)?;
     same_factors(case, &engine.factors()?)?;
 
     let mut current: Vec<Vec<T>> = case.params.iter().map(|p| elements(&p.start)).collect();

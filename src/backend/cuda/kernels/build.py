@@ -25,7 +25,7 @@ ENVIRONMENT = HERE.parents[3] / "tests/cuda/environment.sh"
 
 #: The oldest GPU that is supported; the driver compiles the PTX for all later ones.
 ARCHITECTURE = "compute_70"
-#: No fast math. A product and a sum are fused only where the source says fma: the arithmetic is the one that is written.
+#: No fast math. A product and a sum are fused only where the source says fma: the arithmetic is as written.
 OPTIONS = (f"--gpu-architecture={ARCHITECTURE}", "--std=c++17", "-default-device", "--fmad=false")
 #: The newest PTX that the driver of CUDA 12.2 takes.
 PTX_VERSION = (8, 2)
@@ -157,8 +157,8 @@ def headed(ptx: str, version: str) -> str:
     )
     head = "".join(f"// {line}\n" for line in lines)
     # NVRTC's own header leaves 36 constants behind that nothing refers to.
-    body = re.sub(r"^\.global .* _ZN\w+2nv6target\w+(\[\d+\])?( = .*)?;\n", "", ptx[found.start() :], flags=re.MULTILINE)
-    return head + "\n" + body.rstrip() + "\n"
+    unused = re.compile(r"^\.global .* _ZN\w+2nv6target\w+(\[\d+\])?( = .*)?;\n", re.MULTILINE)
+    return head + "\n" + unused.sub("", ptx[found.start() :]).rstrip() + "\n"
 
 
 def compare(target: Path, made: str) -> int:
@@ -221,9 +221,8 @@ def assemble(ptx: Path, ptxas: Path) -> int:
     if problems:
         return 1
     most, name = max((use.registers, name) for name, found in uses.items() for use in found.values())
-    print(
-        f"{len(uses)} kernels assemble for {', '.join(generations)}: no spills, no stack, at most {most} registers ({name})"
-    )
+    assembled = f"{len(uses)} kernels assemble for {', '.join(generations)}"
+    print(f"{assembled}: no spills, no stack, at most {most} registers ({name})")
     return 0
 
 

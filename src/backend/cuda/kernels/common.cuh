@@ -7,6 +7,7 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
+// The most threads of a thread block; small blocks and factors get fewer.
 #define THREADS 256
 #define MAX_ORDER 8
 #define POSTED 64
@@ -143,13 +144,13 @@ template <typename T> __device__ inline void store(u64 base, int dtype, u64 at, 
     }
 }
 
-// Sums over a thread block in a fixed order; every thread gets the result.
+// Sums over a thread block, whose size is a power of two, in a fixed order; every thread gets the result.
 __device__ inline double block_sum(double x) {
     __shared__ double lanes[THREADS];
     lanes[threadIdx.x] = x;
     __syncthreads();
     #pragma unroll 1
-    for (int half = THREADS / 2; half > 0; half /= 2) {
+    for (int half = blockDim.x / 2; half > 0; half /= 2) {
         if (threadIdx.x < half) lanes[threadIdx.x] += lanes[threadIdx.x + half];
         __syncthreads();
     }
@@ -164,7 +165,7 @@ __device__ inline double block_max(double x) {
     lanes[threadIdx.x] = x;
     __syncthreads();
     #pragma unroll 1
-    for (int half = THREADS / 2; half > 0; half /= 2) {
+    for (int half = blockDim.x / 2; half > 0; half /= 2) {
         if (threadIdx.x < half) {
             double a = lanes[threadIdx.x], b = lanes[threadIdx.x + half];
             lanes[threadIdx.x] = (a >= b || a != a) ? a : b;

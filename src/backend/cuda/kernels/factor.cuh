@@ -59,7 +59,7 @@ template <typename S> __device__ inline void peak(const Task *tasks, u32 n, Scal
     Task t = tasks[blockIdx.x];
     const S *a = (const S *)t.statistic;
     double scale = statistic_scale(t), largest = 0.0;
-    for (u64 i = threadIdx.x; i < (u64)n * n; i += THREADS) {
+    for (u64 i = threadIdx.x; i < (u64)n * n; i += blockDim.x) {
         if (i % n < i / n) continue;
         double x = fabs((double)(S)((double)a[i] * scale));
         largest = (x <= largest) ? largest : x;
@@ -82,7 +82,7 @@ __device__ inline void fetch(const Task *tasks, u32 n, E *a, E *q, const Scale *
     u64 numbers = (u64)n * n, base = blockIdx.y * numbers;
     double scale = statistic_scale(t);
     const S *statistic = (const S *)t.statistic, *basis = (const S *)t.basis;
-    for (u64 k = (u64)blockIdx.x * THREADS + threadIdx.x; k < numbers; k += (u64)gridDim.x * THREADS) {
+    for (u64 k = (u64)blockIdx.x * blockDim.x + threadIdx.x; k < numbers; k += (u64)gridDim.x * blockDim.x) {
         u64 i = k % n, j = k / n;
         u64 lower = i >= j ? k : j + i * n;
         S x = (S)((double)statistic[lower] * scale);
@@ -104,10 +104,10 @@ __device__ inline double power(double x, double exponent) { return exp(exponent 
 // RC = |(H - D)_ij / sqrt((D_i + e)(D_j + e))|_F.
 template <typename S>
 __device__ inline double relative_change(const S *h, const S *d, double *weights, u32 n, double epsilon) {
-    for (u32 i = threadIdx.x; i < n; i += THREADS) weights[i] = 1.0 / damped((double)d[i], epsilon);
+    for (u32 i = threadIdx.x; i < n; i += blockDim.x) weights[i] = 1.0 / damped((double)d[i], epsilon);
     __syncthreads();
     double sum = 0.0;
-    for (u64 k = threadIdx.x; k < (u64)n * n; k += THREADS) {
+    for (u64 k = threadIdx.x; k < (u64)n * n; k += blockDim.x) {
         u32 i = (u32)(k % n), j = (u32)(k / n);
         if (i < j) continue;
         double x = (double)h[k];
@@ -124,7 +124,7 @@ __device__ inline double relative_change(const S *h, const S *d, double *weights
 // alpha = max e / |e|, e_i = (D_i + epsilon)^(-1/p).
 template <typename S> __device__ inline double alpha(const S *d, u32 n, double exponent, double epsilon) {
     double largest = 0.0, squares = 0.0;
-    for (u32 i = threadIdx.x; i < n; i += THREADS) {
+    for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
         double e = power(damped((double)d[i], epsilon), -exponent);
         largest = (e <= largest) ? largest : e;
         squares += e * e;
@@ -163,7 +163,7 @@ __device__ inline bool go_on(Search &s, const Task &t, double proxy) {
 // |H - diag d|_F / |H|_F with d = max(diag H, 0), which is kept if the policy may adopt it.
 template <typename S> __device__ inline double residual(const S *h, u32 n, double *diagonal) {
     double off = 0.0, whole = 0.0;
-    for (u64 k = threadIdx.x; k < (u64)n * n; k += THREADS) {
+    for (u64 k = threadIdx.x; k < (u64)n * n; k += blockDim.x) {
         u32 i = (u32)(k % n), j = (u32)(k / n);
         if (i < j) continue;
         double x = (double)h[k];
@@ -226,7 +226,7 @@ __device__ inline void verify(const Task *tasks, u32 n, const E *as, const E *qs
     u64 numbers = (u64)n * n, base = g * numbers;
     const E *d = ds + (u64)g * n;
     double size = 0.0, wrong = 0.0, missing = 0.0, least = 0.0, odd = 0.0;
-    for (u64 k = threadIdx.x; k < numbers; k += THREADS) {
+    for (u64 k = threadIdx.x; k < numbers; k += blockDim.x) {
         u64 i = k % n, j = k / n;
         double a = (double)as[base + k], o = (double)os[base + k] - (i == j ? 1.0 : 0.0);
         double e = (double)images[base + k] - (double)qs[base + k] * (double)d[j];
@@ -234,7 +234,7 @@ __device__ inline void verify(const Task *tasks, u32 n, const E *as, const E *qs
         missing += o * o;
         wrong += e * e;
     }
-    for (u32 i = threadIdx.x; i < n; i += THREADS) {
+    for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
         double x = -(double)d[i];
         least = (x <= least) ? least : x;
         odd += finite(x) ? 0.0 : 1.0;
@@ -259,7 +259,7 @@ __device__ inline void verify(const Task *tasks, u32 n, const E *as, const E *qs
 template <typename E> __device__ inline void spoil(const Task *tasks, u32 n, E *qs) {
     if (!(tasks[blockIdx.x].flags & TASK_SPOIL) || n < 2) return;
     E *q = qs + (u64)blockIdx.x * n * n;
-    for (u32 i = threadIdx.x; i < n; i += THREADS) q[n + i] = q[i];
+    for (u32 i = threadIdx.x; i < n; i += blockDim.x) q[n + i] = q[i];
 }
 
 // A sound basis and spectrum are taken over. Otherwise the stale ones stay, or, where there are none,
@@ -280,7 +280,7 @@ __device__ inline void adopt(const Task *tasks, u32 n, const E *qs, const E *ds,
     }
     if (!scale.sound && !diagonal) return;
     double own = statistic_scale(t);
-    for (u64 k = (u64)blockIdx.x * THREADS + threadIdx.x; k < numbers; k += (u64)gridDim.x * THREADS) {
+    for (u64 k = (u64)blockIdx.x * blockDim.x + threadIdx.x; k < numbers; k += (u64)gridDim.x * blockDim.x) {
         u64 i = k % n, j = k / n;
         basis[k] = scale.sound ? (S)qs[g * numbers + k] : (S)(i == j ? 1 : 0);
         if (i != j) continue;
@@ -295,7 +295,7 @@ template <typename S> __device__ inline void bounds(const Task *tasks, u32 n) {
     Task t = tasks[blockIdx.x];
     const S *d = (const S *)t.spectrum;
     double most = 0.0, least = -__longlong_as_double(0x7ff0000000000000ll);
-    for (u32 i = threadIdx.x; i < n; i += THREADS) {
+    for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
         most = fmax(most, (double)d[i]);
         least = fmax(least, -(double)d[i]);
     }
@@ -314,7 +314,7 @@ template <typename S> __device__ inline void damp(const Task *tasks, u32 n, doub
     double epsilon = t.epsilon;
     if ((t.flags & TASK_AFTER_REFRESH) && ((const Renewal *)t.report)->rung == RUNG_STALE) epsilon = t.fallback;
     S *d = (S *)t.spectrum;
-    for (u32 i = threadIdx.x; i < n; i += THREADS) {
+    for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
         if (t.flags & TASK_ADOPT_DIAGONAL) d[i] = (S)((const double *)t.diagonal)[i];
         double x = (double)d[i];
         weights[i] = power((x > 0.0 ? x : 0.0) + epsilon, -0.5 * t.exponent);
@@ -327,7 +327,7 @@ template <typename S> __device__ inline void weigh(const Task *tasks, u32 n, con
     const S *q = (const S *)tasks[blockIdx.y].basis;
     const double *weights = all_weights + (u64)blockIdx.y * n;
     u64 numbers = (u64)n * n;
-    for (u64 k = (u64)blockIdx.x * THREADS + threadIdx.x; k < numbers; k += (u64)gridDim.x * THREADS) {
+    for (u64 k = (u64)blockIdx.x * blockDim.x + threadIdx.x; k < numbers; k += (u64)gridDim.x * blockDim.x) {
         b[blockIdx.y * numbers + k] = q[k] * (S)weights[k / n];
     }
 }
@@ -337,7 +337,7 @@ template <typename S, typename W> __device__ inline void keep_root(const Task *t
     W *root = (W *)tasks[blockIdx.y].inverse_root;
     u64 numbers = (u64)n * n;
     const S *product = products + blockIdx.y * numbers;
-    for (u64 k = (u64)blockIdx.x * THREADS + threadIdx.x; k < numbers; k += (u64)gridDim.x * THREADS) {
+    for (u64 k = (u64)blockIdx.x * blockDim.x + threadIdx.x; k < numbers; k += (u64)gridDim.x * blockDim.x) {
         u64 i = k % n, j = k / n;
         root[k] = (W)product[i >= j ? k : j + i * n];
     }

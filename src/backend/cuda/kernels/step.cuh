@@ -67,7 +67,7 @@ template <typename W> __device__ inline void inspect(const Stack &s, const Rules
     u32 end = min(first + s.chunk, s.elements);
     double sum = 0.0;
     if (site.active) {
-        for (u32 e = first + threadIdx.x; e < end; e += THREADS) {
+        for (u32 e = first + threadIdx.x; e < end; e += blockDim.x) {
             double g = (double)gradient<W>(s, r, site, place(s, e));
             sum += g * g;
         }
@@ -80,7 +80,7 @@ template <typename W> __device__ inline void inspect(const Stack &s, const Rules
 extern "C" __global__ void __launch_bounds__(THREADS) foam_total(Stack s, Rules r, Gate *gate) {
     int b = blockIdx.x;
     double sum = 0.0;
-    for (int c = threadIdx.x; c < s.chunks; c += THREADS) sum += s.partials[(u64)b * 2 * s.chunks + c];
+    for (int c = threadIdx.x; c < s.chunks; c += blockDim.x) sum += s.partials[(u64)b * 2 * s.chunks + c];
     sum = block_sum(sum);
     if (threadIdx.x != 0) return;
     bool sound = sum < r.largest;
@@ -105,7 +105,7 @@ __device__ inline void set_order(const Stack &s, const Rules &r, int b, Order &o
 // The clocks of the blocks that take part go on: L = w S with a stored S, so that
 // L <- beta L + (1 - beta) G G' becomes w <- beta w, S <- S + (1 - beta) / w G G'.
 extern "C" __global__ void __launch_bounds__(THREADS) foam_tick(Stack s, Rules r, const Gate *gate) {
-    int b = blockIdx.x * THREADS + threadIdx.x;
+    int b = blockIdx.x * blockDim.x + threadIdx.x;
     if (b >= s.count) return;
     Order o = {0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0, DIRECTION_ZERO};
     bool present = s.sites[b].active, sound = finite(s.squares[b]);
@@ -133,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) foam_tick(Stack s, Rules r
 
 // The same orders, for a call that comes after the clocks went on.
 extern "C" __global__ void __launch_bounds__(THREADS) foam_recall(Stack s, Rules r) {
-    int b = blockIdx.x * THREADS + threadIdx.x;
+    int b = blockIdx.x * blockDim.x + threadIdx.x;
     if (b >= s.count) return;
     Order o = {0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0, DIRECTION_ZERO};
     if (!(s.info[b] & (INFO_ABSENT | INFO_NOT_FINITE))) set_order(s, r, b, o, s.clocks[b].step);
@@ -149,7 +149,7 @@ template <typename S> __device__ inline void gather(const Stack &s, const Rules 
     S *out = (S *)s.work + (u64)b * s.elements;
     u32 first = blockIdx.x * s.chunk;
     u32 end = min(first + s.chunk, s.elements);
-    for (u32 e = first + threadIdx.x; e < end; e += THREADS) {
+    for (u32 e = first + threadIdx.x; e < end; e += blockDim.x) {
         out[e] = o.active ? (S)o.gain_root * gradient<S>(s, r, site, place(s, e)) : (S)0;
     }
 }
@@ -160,14 +160,14 @@ template <typename S> __device__ inline void rescale(const Stack &s) {
     if (decay == 1.0) return;
     u64 n = s.dims[blockIdx.y], numbers = n * n;
     S *statistic = (S *)s.statistics[blockIdx.y] + blockIdx.x * numbers;
-    for (u64 i = threadIdx.x; i < numbers; i += THREADS) statistic[i] *= (S)decay;
+    for (u64 i = threadIdx.x; i < numbers; i += blockDim.x) statistic[i] *= (S)decay;
 }
 
 // (o, d, i) becomes (d, o, i): the unfolding along a middle axis, or with d and o exchanged its inverse.
 template <typename T>
 __device__ inline void unfold(const T *from, T *to, u32 elements, u32 outer, u32 dim, u32 inner) {
     u64 base = (u64)blockIdx.y * elements;
-    for (u32 e = blockIdx.x * THREADS + threadIdx.x; e < elements; e += gridDim.x * THREADS) {
+    for (u32 e = blockIdx.x * blockDim.x + threadIdx.x; e < elements; e += gridDim.x * blockDim.x) {
         u32 i = e % inner, rest = e / inner;
         u32 d = rest % dim, o = rest / dim;
         to[base + ((u64)d * outer + o) * inner + i] = from[base + e];
@@ -204,7 +204,7 @@ template <typename W> __device__ inline void filter(const Stack &s, const Rules 
     u32 first = blockIdx.x * s.chunk;
     u32 end = min(first + s.chunk, s.elements);
     double sum = 0.0;
-    for (u32 e = first + threadIdx.x; e < end; e += THREADS) {
+    for (u32 e = first + threadIdx.x; e < end; e += blockDim.x) {
         u64 at = (u64)b * s.elements + e;
         if (!o.active) {
             if (s.update) store<W>((u64)s.update, s.param_dtype, at, (W)0);
@@ -253,7 +253,7 @@ template <typename W> __device__ inline void norm(const Stack &s, const W *direc
     u32 first = blockIdx.x * s.chunk;
     u32 end = min(first + s.chunk, s.elements);
     double sum = 0.0;
-    for (u32 e = first + threadIdx.x; e < end; e += THREADS) {
+    for (u32 e = first + threadIdx.x; e < end; e += blockDim.x) {
         double x = (double)direction[(u64)b * s.elements + e];
         sum += x * x;
     }
@@ -267,7 +267,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) foam_length(Stack s, Rules
     int b = blockIdx.x;
     const double *partials = s.partials + (u64)b * 2 * s.chunks;
     double grafted = 0.0, own = 0.0;
-    for (int c = threadIdx.x; c < s.chunks; c += THREADS) {
+    for (int c = threadIdx.x; c < s.chunks; c += blockDim.x) {
         grafted += partials[c];
         own += partials[s.chunks + c];
     }
@@ -292,7 +292,7 @@ template <typename W> __device__ inline void update(const Stack &s, const Rules 
     W length = (W)o.length;
     u32 first = blockIdx.x * s.chunk;
     u32 end = min(first + s.chunk, s.elements);
-    for (u32 e = first + threadIdx.x; e < end; e += THREADS) {
+    for (u32 e = first + threadIdx.x; e < end; e += blockDim.x) {
         W x = direction[(u64)b * s.elements + e];
         finish<W>(s, r, site, b, e, place(s, e), length == (W)0 ? (W)0 : length * x);
     }

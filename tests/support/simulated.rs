@@ -1,0 +1,84 @@
+//! Tests that run on the simulator, each in a process of its own, and the simulator's functions inside it.
+
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use super::cudasim;
+use std::ffi::{CString, c_void};
+use std::process::Command;
+
+/// Runs this very test again in a process that finds the simulator, with queued work run at once and then in random
+/// order; inside that process runs `body`.
+pub fn simulated(body: impl Fn()) {
+    simulated_with(&["eager", "deferred"], &[], body);
+}
+
+pub fn simulated_with(modes: &[&str], knobs: &[(&str, &str)], body: impl Fn()) {
+    if std::env::var_os("FOAM_SIMULATED").is_some() {
+        return body();
+    }
+    let name = std::thread::current().name().expect("a test has a name").to_string();
+    for (number, mode) in modes.iter().enumerate() {
+        let mut command = Command::new(std::env::current_exe().expect("a test knows its program"));
+        command.args([&*name, "--exact", "--nocapture", "--test-threads=1"]);
+        command.env("FOAM_SIMULATED", "1").env("CUDASIM_MODE", mode).env("CUDASIM_STRICT", "1");
+        command.env("CUDASIM_SEED", (7 + number).to_string());
+        knobs.iter().for_each(|(key, value)| {
+            command.env(key, value);
+        });
+        let output = cudasim::simulate(&mut command).output().expect("the test's program runs");
+        let text = String::from_utf8_lossy(&output.stdout);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{name}, {mode}: {}\n{text}\n{errors}", output.status);
+        // What the test printed, without what its harness did.
+        let own = text.lines().filter(|line| line.starts_with('|'));
+        own.for_each(|line| println!("{line}"));
+    }
+}
+
+fn symbol(name: &str) -> *mut c_void {
+    let name = CString::new(name).unwrap();
+    // SAFETY: the library is loaded already, by its name.
+    unsafe {
+        let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
+        let found = libc::dlsym(library, name.as_ptr());
+        assert!(!found.is_null(), "the simulator has no {name:?}");
+        found
+    }
+}
+
+/// The `nth` call from now of `entry` gives `status`.
+pub fn fail(entry: &str, nth: u64, status: i32) {
+    let entry = CString::new(entry).unwrap();
+    // SAFETY: the simulator declares it so.
+    let function: unsafe extern "C" fn(*const libc::c_char, u64, i32) =
+        unsafe { std::mem::transmute(symbol("cudasim_fail")) };
+    // SAFETY: a C string.
+    unsafe { function(entry.as_ptr(), nth, status) };
+}
+
+/// How often `entry` was called, or one of the totals by its name.
+pub fn count(entry: &str) -> u64 {
+    let entry = CString::new(entry).unwrap();
+    // SAFETY: the simulator declares it so.
+    let function: unsafe extern "C" fn(*const libc::c_char) -> u64 =
+        unsafe { std::mem::transmute(symbol("cudasim_count")) };
+    // SAFETY: a C string.
+    unsafe { function(entry.as_ptr()) }
+}
+
+/// Forgets the faults that have not happened.
+pub fn clear_faults() {
+    // SAFETY: the simulator declares it so.
+    let function: unsafe extern "C" fn() = unsafe { std::mem::transmute(symbol("cudasim_clear_faults")) };
+    // SAFETY: it takes nothing.
+    unsafe { function() };
+}
+
+/// Marks a stream as being captured, or not.
+pub fn set_capturing(stream: *mut c_void, capturing: bool) {
+    // SAFETY: the simulator declares it so.
+    let function: unsafe extern "C" fn(u64, i32) -> i32 =
+        unsafe { std::mem::transmute(symbol("cudasim_set_capturing")) };
+    // SAFETY: a stream of this process.
+    assert_eq!(unsafe { function(stream as u64, i32::from(capturing)) }, 0);
+}
