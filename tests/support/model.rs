@@ -76,6 +76,10 @@ pub struct Model {
     count: usize,
     /// With `device=cuda`: the device on which the tensors are put for each step.
     pub gpu: Option<Gpu>,
+    /// Called right before the library's step, and right after it.
+    pub before_step: Option<Box<dyn Fn()>>,
+    /// See `before_step`.
+    pub after_step: Option<Box<dyn Fn()>>,
 }
 
 /// A configuration: a preset, then options as "key=value key=value".
@@ -112,6 +116,13 @@ impl Model {
 
     /// An optimizer, or why there is none.
     pub fn create(config: &foam_config, specs: &[Spec]) -> Result<Model, Failure> {
+        let mut model = Model::create_only(config, specs)?;
+        model.gpu = (config.device_type == FOAM_DEVICE_CUDA).then(Gpu::open);
+        Ok(model)
+    }
+
+    /// The same without a device of the test's own to put tensors on.
+    pub fn create_only(config: &foam_config, specs: &[Spec]) -> Result<Model, Failure> {
         let names: Vec<CString> = specs.iter().map(|s| CString::new(&*s.name).unwrap()).collect();
         let mut params = Vec::new();
         for (spec, name) in specs.iter().zip(&names) {
@@ -130,8 +141,7 @@ impl Model {
         let mut handle = null_mut();
         // SAFETY: names and shapes outlive the call, which copies them.
         checked(|error| unsafe { foam_create(config, params.as_ptr(), params.len(), &mut handle, error) })?;
-        let gpu = (config.device_type == FOAM_DEVICE_CUDA).then(Gpu::open);
-        Ok(Model { handle, count: specs.len(), gpu })
+        Ok(Model { handle, count: specs.len(), gpu: None, before_step: None, after_step: None })
     }
 
     /// One step on all parameters.
@@ -183,7 +193,10 @@ impl Model {
             (args.count, args.params, args.grads) = (params.len(), params.as_ptr(), grads.as_ptr());
             (args.lr, args.grad_scale, args.skipped) = (with.lr, with.grad_scale, &mut skipped);
             args.stream = stream;
-            checked(|error| foam_step(self.handle, &args, error))?;
+            self.before_step.iter().for_each(|hook| hook());
+            let outcome = checked(|error| foam_step(self.handle, &args, error));
+            self.after_step.iter().for_each(|hook| hook());
+            outcome?;
         }
         Ok(skipped == 1)
     }

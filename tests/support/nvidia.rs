@@ -12,10 +12,14 @@ pub fn wanted() -> bool {
     let skipped = std::env::var("FOAM_SKIP_REAL_CUDA").is_ok_and(|value| value == "1");
     if skipped {
         let test = std::thread::current().name().unwrap_or_default().to_string();
-        // Past the test harness, which would swallow it.
-        let _ = writeln!(std::io::stderr(), "NOT TESTED, because FOAM_SKIP_REAL_CUDA=1: {test}");
+        say(&format!("NOT TESTED, because FOAM_SKIP_REAL_CUDA=1: {test}"));
     }
     !skipped
+}
+
+/// Prints a line past the test harness, which would swallow it, and in one piece.
+pub fn say(line: &str) {
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 /// The interpreter that runs the scripts, which use nothing but its own library.

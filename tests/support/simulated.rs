@@ -22,10 +22,8 @@ pub fn simulated_with(modes: &[&str], knobs: &[(&str, &str)], body: impl Fn()) {
         command.args([&*name, "--exact", "--nocapture", "--test-threads=1"]);
         command.env("FOAM_SIMULATED", "1").env("CUDASIM_MODE", mode).env("CUDASIM_STRICT", "1");
         command.env("CUDASIM_SEED", (7 + number).to_string());
-        knobs.iter().for_each(|(key, value)| {
-            command.env(key, value);
-        });
-        let output = cudasim::simulate(&mut command).output().expect("the test's program runs");
+        cudasim::simulate(&mut command).envs(knobs.iter().copied());
+        let output = command.output().expect("the test's program runs");
         let text = String::from_utf8_lossy(&output.stdout);
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{name}, {mode}: {}\n{text}\n{errors}", output.status);

@@ -1,0 +1,219 @@
+//! CUDA calls that fail, each in its turn: the caller gets a status that names the call, and either nothing has
+//! changed or the message says what is lost. Nothing leaks, whatever fails.
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+#[path = "support/cudasim.rs"]
+mod cudasim;
+#[path = "support/library.rs"]
+mod library;
+#[path = "support/simulated.rs"]
+mod simulated;
+mod support;
+
+use foam::abi::*;
+use simulated::{clear_faults, count, fail, simulated_with};
+use std::collections::BTreeMap;
+use support::model::{Failure, Model, Spec, StepWith, configuration};
+use support::random::Random;
+use support::tensor::{Dtype, Tensor};
+
+const OPTIONS: &str = "device=cuda:0 check_period=4 beta2=0.9 policy=stale epsilon=1e-3 epsilon_max=3e-2";
+
+/// Everything that a step or a creation calls, and the status that its failure gives.
+const ENTRIES: &[(&str, i32)] = &[
+    ("cuInit", 3),
+    ("cuDriverGetVersion", 1),
+    ("cuDeviceGetCount", 3),
+    ("cuDeviceGet", 101),
+    ("cuDeviceGetAttribute", 1),
+    ("cuDevicePrimaryCtxRetain", 2),
+    ("cuCtxPushCurrent_v2", 201),
+    ("cuMemAlloc_v2", 2),
+    ("cuMemHostAlloc", 2),
+    ("cuMemsetD8Async", 700),
+    ("cuMemcpyHtoDAsync_v2", 700),
+    ("cuMemcpyDtoHAsync_v2", 700),
+    ("cuModuleLoadData", 218),
+    ("cuModuleGetFunction", 500),
+    ("cuStreamCreate", 2),
+    ("cuEventCreate", 2),
+    ("cuEventRecord", 400),
+    ("cuStreamWaitEvent", 400),
+    ("cuStreamIsCapturing", 1),
+    ("cuStreamSynchronize", 700),
+    ("cuLaunchKernel", 719),
+    ("cublasCreate_v2", 3),
+    ("cublasSetStream_v2", 1),
+    ("cublasSetWorkspace_v2", 7),
+    ("cublasSgemmStridedBatched", 13),
+    ("cublasSsyrk_v2", 13),
+    ("cusolverDnCreate", 1),
+    ("cusolverDnSetStream", 1),
+    ("cusolverDnCreateParams", 2),
+    ("cusolverDnXsyevd_bufferSize", 3),
+    ("cusolverDnXsyevd", 7),
+    ("cusolverDnXsyevBatched_bufferSize", 3),
+    ("cusolverDnXsyevBatched", 7),
+];
+
+fn specs() -> Vec<Spec> {
+    let shapes: [&[i64]; 4] = [&[6, 5], &[6, 5], &[4, 5], &[7]];
+    let spec = |(i, shape): (usize, &&[i64])| Spec::new(&format!("p{i}"), shape).of(Dtype::F32);
+    shapes.iter().enumerate().map(spec).collect()
+}
+
+struct Bed {
+    model: Model,
+    params: Vec<Tensor>,
+    grads: Vec<Vec<Option<Tensor>>>,
+}
+
+fn bed() -> Bed {
+    let specs = specs();
+    let mut random = Random::new(9);
+    let mut tensors = || specs.iter().map(|s| s.tensor(&random.normals(s.elements()))).collect::<Vec<_>>();
+    let params = tensors();
+    let grads = (0..8).map(|_| tensors().into_iter().map(Some).collect()).collect();
+    Bed { model: Model::new("reference", &format!("{OPTIONS} merge_dims=false"), &specs), params, grads }
+}
+
+impl Bed {
+    fn step(&mut self, t: usize) -> Result<bool, Failure> {
+        self.model.try_step(&mut self.params, &self.grads[t], StepWith::default())
+    }
+
+    /// The step `t` with the `nth` call of `entry` failing, but none of the test's own calls.
+    fn step_with_fault(&mut self, t: usize, entry: &str, nth: u64, status: i32) -> Result<bool, Failure> {
+        let grads = self.grads[t].clone();
+        self.model.before_step = Some(Box::new({
+            let entry = entry.to_string();
+            move || fail(&entry, nth, status)
+        }));
+        self.model.after_step = Some(Box::new(clear_faults));
+        let outcome = self.model.try_step(&mut self.params, &grads, StepWith::default());
+        (self.model.before_step, self.model.after_step) = (None, None);
+        outcome
+    }
+}
+
+/// What became of the faults, for the table.
+#[derive(Default)]
+struct Tally {
+    absorbed: u64,
+    unchanged: u64,
+    lost: u64,
+}
+
+fn sweep(t: usize) -> BTreeMap<&'static str, Tally> {
+    let mut clean = bed();
+    let mut calls = BTreeMap::new();
+    (0..t).for_each(|t| assert_eq!(clean.step(t), Ok(false)));
+    // How often a step calls each entry: that many faults to try.
+    let before: Vec<u64> = ENTRIES.iter().map(|(entry, _)| count(entry)).collect();
+    let own = { (count("cuMemcpyHtoDAsync_v2"), count("cuStreamSynchronize")) };
+    assert_eq!(clean.step(t), Ok(false));
+    for ((entry, _), before) in ENTRIES.iter().zip(&before) {
+        calls.insert(*entry, count(entry) - before);
+    }
+    assert!(own.0 < count("cuMemcpyHtoDAsync_v2"));
+    let mut tallies: BTreeMap<&str, Tally> = BTreeMap::new();
+    for (entry, status) in ENTRIES {
+        // The test's own copies, waits and pushes are in the count; beyond what the step calls, nothing fails.
+        for nth in 1..=calls[entry] {
+            let mut bed = bed();
+            (0..t).for_each(|t| assert_eq!(bed.step(t), Ok(false)));
+            let before = bed.params.clone();
+            let tally = tallies.entry(entry).or_default();
+            match bed.step_with_fault(t, entry, nth, *status) {
+                Ok(_) => tally.absorbed += 1,
+                Err(failure) if failure.message.contains("lost") => {
+                    assert_eq!(failure.status, FOAM_DEVICE_ERROR, "{entry} {nth}: {failure:?}");
+                    assert_eq!(bed.step(t).unwrap_err().status, FOAM_POISONED);
+                    assert_eq!(bed.model.stats().params, 4, "figures are still to be had");
+                    tally.lost += 1;
+                }
+                Err(failure) => {
+                    let text = &failure.message;
+                    assert!(
+                        text.contains("failed") || text.contains("no usable"),
+                        "{entry} {nth}: {failure:?}"
+                    );
+                    assert_eq!(bed.params, before, "{entry} {nth} changed a parameter");
+                    // The same step again is the step that would have been.
+                    assert_eq!(bed.step(t), Ok(false), "{entry} {nth}");
+                    assert_eq!(bed.params, clean.params, "{entry} {nth} left the state changed");
+                    tally.unchanged += 1;
+                }
+            }
+        }
+    }
+    tallies.retain(|_, tally| tally.absorbed + tally.unchanged + tally.lost > 0);
+    tallies
+}
+
+fn print(what: &str, tallies: &BTreeMap<&str, Tally>) {
+    println!("| {what}: call that fails | absorbed | nothing changed | said to be lost |");
+    for (entry, t) in tallies {
+        println!("| {entry} | {} | {} | {} |", t.absorbed, t.unchanged, t.lost);
+    }
+}
+
+#[test]
+fn a_fault_in_a_plain_step_changes_nothing_or_says_what_is_lost() {
+    simulated_with(&["eager"], &[("CUDASIM_QUIET", "1")], || {
+        let tallies = sweep(5);
+        print("plain step", &tallies);
+        assert!(tallies["cuLaunchKernel"].lost > 0 && tallies["cuLaunchKernel"].unchanged > 0);
+    });
+}
+
+#[test]
+fn a_fault_in_a_check_changes_nothing_or_says_what_is_lost() {
+    simulated_with(&["eager"], &[("CUDASIM_QUIET", "1")], || {
+        let tallies = sweep(7);
+        print("check", &tallies);
+        // A solver that fails costs no step: the stale basis stays.
+        assert!(tallies["cusolverDnXsyevd"].lost == 0 && tallies["cusolverDnXsyevBatched"].lost == 0);
+    });
+}
+
+#[test]
+fn a_fault_at_creation_is_an_error_and_leaks_nothing() {
+    simulated_with(&["eager"], &[("CUDASIM_QUIET", "1")], || {
+        let config = configuration("reference", OPTIONS).unwrap();
+        let before: Vec<u64> = ENTRIES.iter().map(|(entry, _)| count(entry)).collect();
+        let made = Model::create_only(&config, &specs()).unwrap_or_else(|failure| panic!("{failure:?}"));
+        let mut tried = 0;
+        let calls: Vec<u64> =
+            ENTRIES.iter().zip(&before).map(|((entry, _), before)| count(entry) - before).collect();
+        drop(made);
+        for ((entry, status), calls) in ENTRIES.iter().zip(calls) {
+            for nth in 1..=calls {
+                fail(entry, nth, *status);
+                let made = Model::create_only(&config, &specs());
+                clear_faults();
+                if let Err(failure) = made {
+                    assert!(failure.message.len() > 20, "{failure:?}");
+                    let sane =
+                        [FOAM_DEVICE_ERROR, FOAM_OUT_OF_MEMORY, FOAM_UNSUPPORTED].contains(&failure.status);
+                    assert!(sane, "{entry} {nth}: {failure:?}");
+                    tried += 1;
+                }
+                drop(Model::create(&config, &specs()).unwrap());
+            }
+        }
+        println!("| faults at creation | {tried} |");
+        assert!(tried > 60, "{tried}");
+    });
+}
+
+#[test]
+fn a_device_that_is_too_small_says_what_it_lacked_room_for() {
+    simulated_with(&["eager"], &[("CUDASIM_QUIET", "1"), ("CUDASIM_MEMORY", "5M")], || {
+        let config = configuration("reference", OPTIONS).unwrap();
+        let failure = Model::create_only(&config, &[Spec::new("w", &[512, 512])]).err().unwrap();
+        assert_eq!(failure.status, FOAM_OUT_OF_MEMORY);
+        assert!(failure.message.contains("state") && failure.message.contains("bytes"), "{failure:?}");
+    });
+}
