@@ -15,13 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import _library
+from .. import _library, _structs
+from .._handle import _config as native_config
 from ..errors import LibraryError
 from . import _compat
 from ._options import Options
 from ._plan import Stack
 
-__all__ = ["VERBS", "register", "step"]
+__all__ = ["VERBS", "Settings", "register", "step", "target", "workspace"]
 
 VERBS = ("accumulate", "check", "apply")
 
@@ -85,6 +86,7 @@ class Settings(NamedTuple):
         found: Dict[str, Any] = {
             "options": self.options,
             "order": np.int64(len(self.dims)),
+            "dtype": {"float32": "f32", "float64": "f64"}[self.work],
             "with_params": np.int64(self.with_params),
             "grad_scale": np.float64(1.0),
             "weight_decay_scale": np.float64(self.weight_decay_scale),
@@ -138,7 +140,7 @@ def _call(
     for name in results:
         shape, dtype = (known[name].shape, known[name].dtype) if name in operands else fresh[name]
         kinds.append(_compat.result(shape, dtype, arrays[0]))
-    kinds.append(_compat.result((_workspace(verb, settings, rows),), jnp.uint8, arrays[0]))
+    kinds.append(_compat.result((workspace(settings, rows),), jnp.uint8, arrays[0]))
     aliases = {operands.index(name): place for place, name in enumerate(results) if name in operands}
     call = _compat.ffi.ffi_call(
         target(verb), kinds, vmap_method="broadcast_all", input_output_aliases=aliases
@@ -148,6 +150,15 @@ def _call(
 
 
 @functools.lru_cache(maxsize=None)
-def _workspace(verb: str, settings: Settings, rows: int) -> int:
+def workspace(settings: Settings, rows: int) -> int:
     """Bytes that a call wants to work in."""
-    return 1
+    library, stack, size = _library.load(), _structs.Stack(), ctypes.c_size_t(0)
+    library.call("foam_stack_init", ctypes.byref(stack), ctypes.sizeof(stack))
+    sides = (ctypes.c_int64 * len(settings.dims))(*settings.dims)
+    stack.shape, stack.ndim, stack.count = sides, len(settings.dims), rows
+    stack.dtype = _structs.Dtype(_structs.DTYPE_FLOAT, 64 if settings.work == "float64" else 32, 1)
+    stack.flags = 0 if settings.preconditioned else _structs.STACK_GRAFTING_ONLY
+    pairs = dict(pair.split("=", 1) for pair in settings.options.split(";"))
+    config = native_config(pairs.pop("preset"), pairs)
+    library.call("foam_stack_workspace", ctypes.byref(config), ctypes.byref(stack), ctypes.byref(size))
+    return max(size.value, 1)

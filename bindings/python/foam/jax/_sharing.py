@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, Callable, NamedTuple, Optional, Tuple, Union
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..errors import InvalidArgumentError
@@ -63,10 +66,16 @@ class Sharing(NamedTuple):
         """Whether the step runs inside the user's own ``shard_map``."""
         return self.mesh is None and self.axis is not None
 
-    def place(self, make: Callable[[], ScaleByFoamState]) -> ScaleByFoamState:
-        """Makes the state where it belongs; no device ever holds rows of another."""
+    def place(self, make: Callable[[Any], ScaleByFoamState], traced: bool) -> ScaleByFoamState:
+        """Makes the state where it belongs; no device ever holds rows of another.
+
+        Args:
+            make: from jax.numpy or NumPy to the state.
+            traced: whether this happens in a program that is being compiled.
+        """
         if self.mesh is None:
-            return jax.jit(make)()
+            return make(jnp) if traced else jax.tree.map(_owned, make(np))
+        make = functools.partial(make, jnp)
         specs = partition_specs(jax.eval_shape(make), self.axis)
         shardings = jax.tree.map(
             lambda spec: NamedSharding(self.mesh, spec), specs, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
@@ -95,6 +104,18 @@ class Sharing(NamedTuple):
     def all(self, array: Any) -> Any:
         """The rows of all devices; what every device gets to see of the others' work."""
         return array if self.shards == 1 else _compat.gather(array, self.axis, self.shards)
+
+
+def _owned(array: np.ndarray) -> jax.Array:
+    """An array of JAX's own, without compiling anything.
+
+    JAX borrows NumPy's memory where it is aligned, and what is borrowed cannot be donated: so it is not.
+    """
+    memory = np.empty(array.nbytes + 128, np.uint8)
+    start = -memory.ctypes.data % 64 + 8
+    crooked = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    crooked[...] = array
+    return jax.device_put(crooked)
 
 
 #: Every device has everything.

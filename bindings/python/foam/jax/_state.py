@@ -67,21 +67,21 @@ def buffers(options: Options, stack: Stack) -> List[Buffer]:
     return found + [Buffer(name, work, stack.dims) for name, needed in wanted.items() if needed]
 
 
-def initial(options: Options, plan: Plan) -> ScaleByFoamState:
-    """The state before the first step."""
+def initial(options: Options, plan: Plan, make: Any = jnp) -> ScaleByFoamState:
+    """The state before the first step, in arrays of ``make``: jax.numpy, or NumPy, which compiles nothing."""
     stacks = {}
     for stack in plan.stacks:
         rows = len(stack.rows)
-        own = {"info": jnp.zeros((rows,), jnp.int32)}
+        own = {"info": make.zeros((rows,), "int32")}
         for buffer in buffers(options, stack):
             shape = (rows, *buffer.shape)
-            own[buffer.name] = jnp.zeros(shape, buffer.dtype)
+            own[buffer.name] = make.zeros(shape, buffer.dtype)
             first = _first_words(options, stack, buffer.name)
             if first is not None:
-                own[buffer.name] = jnp.broadcast_to(jnp.asarray(first), shape)
+                own[buffer.name] = make.broadcast_to(make.asarray(first), shape)
         stacks[stack.key] = own
     layout = np.frombuffer(_describe(options, plan).encode(), np.uint8)
-    return ScaleByFoamState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), stacks, jnp.asarray(layout))
+    return ScaleByFoamState(make.zeros((), "int32"), make.zeros((), "int32"), stacks, make.asarray(layout))
 
 
 def _first_words(options: Options, stack: Stack, name: str) -> Any:

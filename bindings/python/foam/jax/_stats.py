@@ -177,8 +177,9 @@ def _rows(array: Any, order: int) -> Iterator[Tuple[int, int, Any]]:
     """Replica, row and content of the rows that this process holds; ``order`` counts dimensions without replicas."""
     pieces: List[Tuple[int, Any]]
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
-        seen = {shard.index: shard for shard in array.addressable_shards if shard.replica_id == 0}
-        pieces = [(index[array.ndim - order].start or 0, shard.data) for index, shard in seen.items()]
+        # Each piece once, though several devices may hold it.
+        starts = {shard.index[array.ndim - order].start or 0: shard for shard in array.addressable_shards}
+        pieces = [(start, shard.data) for start, shard in sorted(starts.items())]
     else:
         pieces = [(0, array)]
     for start, piece in pieces:

@@ -80,7 +80,8 @@ def scale_by_foam(
         mask = _tree.decay_mask(weight_decay_mask, params, len(found))
         leaves = _tree.leaves_of(found, param_options, mask)
         chosen = _plan(settings, leaves, decay.stacked, sharing.shards)
-        return sharing.place(lambda: _state.initial(settings, chosen))
+        traced = any(isinstance(entry.value, jax.core.Tracer) for entry in found)
+        return sharing.place(functools.partial(_state.initial, settings, chosen), traced)
 
     def update(updates: Any, state: Any, params: Any = None) -> Tuple[Any, ScaleByFoamState]:
         _calls.register()
