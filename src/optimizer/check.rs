@@ -18,9 +18,17 @@ impl Optimizer {
         if !tensors.grads.iter().enumerate().any(due) {
             return Ok(());
         }
-        let (mut sense, mut refresh, mut redamp) = (Vec::new(), Vec::new(), Vec::new());
         let due: Vec<usize> = (0..tensors.grads.len()).filter(|i| due((*i, &tensors.grads[*i]))).collect();
-        for index in due {
+        self.check_params(&due)
+    }
+
+    /// Checks every factor of the parameters `due`.
+    pub(super) fn check_params(&mut self, due: &[usize]) -> Result<()> {
+        if due.is_empty() {
+            return Ok(());
+        }
+        let (mut sense, mut refresh, mut redamp) = (Vec::new(), Vec::new(), Vec::new());
+        for &index in due {
             let t = self.clocks[index].step;
             for factor in self.plan.params[index].factors.clone() {
                 self.begin_check(factor, t, &mut sense, &mut refresh);
