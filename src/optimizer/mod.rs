@@ -4,6 +4,7 @@
 mod check;
 mod diagnose;
 pub mod plan;
+pub mod stack;
 pub mod stats;
 
 use crate::backend::cpu::Cpu;
