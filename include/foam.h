@@ -136,6 +136,12 @@ typedef struct foam_error {
 /** CUDA managed memory. */
 #define FOAM_DEVICE_CUDA_MANAGED 13
 
+/** dtype code of i32 (only in calls on stacks). */
+#define FOAM_DTYPE_INT 0
+
+/** dtype code of u32 and u8 (only in calls on stacks). */
+#define FOAM_DTYPE_UINT 1
+
 /** dtype code of f16, f32 and f64. */
 #define FOAM_DTYPE_FLOAT 2
 
@@ -144,7 +150,7 @@ typedef struct foam_error {
 
 /** DLPack's `DLDataType`: f32 is {2,32,1}, f64 {2,64,1}, f16 {2,16,1}, bf16 {4,16,1}. */
 typedef struct foam_dtype {
-    /** `FOAM_DTYPE_FLOAT` or `FOAM_DTYPE_BFLOAT`. */
+    /** `FOAM_DTYPE_*`. */
     uint8_t code;
     /** Bits of one element. */
     uint8_t bits;
@@ -616,6 +622,171 @@ typedef struct foam_factor_info {
 /** The inverse root in use; dim x dim. */
 #define FOAM_FACTOR_INVERSE_ROOT 3
 
+/** No preconditioner: the blocks take the grafted method's step (needs a grafting). */
+#define FOAM_STACK_GRAFTING_ONLY 1
+
+/** Largest `ndim` of a stack's blocks. */
+#define FOAM_STACK_MAX_NDIM 8
+
+/** Sizes in `foam_stack_buffer.shape`. */
+#define FOAM_STACK_BUFFER_NDIM 9
+
+/** Bytes of `foam_stack_buffer.name`, with its final NUL. */
+#define FOAM_STACK_NAME_SIZE 32
+
+/**
+ * A stack: `count` blocks of the same shape, type and options, whose state lies in buffers of the caller.
+ * Each of them has the number of the block as its first dimension. Fill it with `foam_stack_init`, then
+ * set shape, ndim, count and dtype. Blocks are taken as they are: `merge_dims` and `max_factor_dim` do
+ * nothing here, and neither do `lr_scale` and `nonfinite`.
+ *
+ * One step is three calls, `foam_stack_accumulate`, `foam_stack_check` and `foam_stack_apply`. They do what
+ * `foam_step` does to parameters of that shape, with equal bits. There is no handle: calls may overlap as
+ * long as they write different buffers. Threads are shared by all calls with the same `num_threads`.
+ */
+typedef struct foam_stack {
+    /** Bytes of this struct, set by the caller. */
+    uint32_t struct_size;
+    /** `FOAM_STACK_*` bits. */
+    uint32_t flags;
+    /** `ndim` sizes of one block, each at least 1. */
+    const int64_t *shape;
+    /** Number of dimensions of one block, from 1 to `FOAM_STACK_MAX_NDIM`. */
+    int32_t ndim;
+    /** Type of the parameters' elements. */
+    foam_dtype dtype;
+    /** Number of blocks, at least 1. */
+    int64_t count;
+    /** Multiplies the weight decay; default 1, 0 switches it off. */
+    double weight_decay_scale;
+    /** The inverse root's p; 0 (the default) means the configuration's. */
+    double root;
+} foam_stack;
+
+/**
+ * The clock of every block, u32[count, 4]: its steps as a 64-bit whole number, the weight of its statistics
+ * as a double.
+ */
+#define FOAM_STACK_CLOCK 0
+
+/**
+ * The record of every factor, u32[count, ndim, 50]: ten doubles (epsilon, proxy, max_proxy, relative_change,
+ * alpha, gap_bound, residual, noise_floor, eigenvalue_min, eigenvalue_max), then fifteen 64-bit whole numbers
+ * (last_branch, 1 once there is a basis, last_refresh, last_check, checks, evd_calls, reuse_calls,
+ * proxy_calls, epsilon_updates, cap_refreshes, residual_calls, failed_evds, fallback_double, fallback_svd,
+ * fallback_stale), as in `foam_factor_info`.
+ */
+#define FOAM_STACK_RECORD 1
+
+/** Statistics of an axis; the lower triangle of their transpose counts. */
+#define FOAM_STACK_STATISTIC 2
+
+/** Bases of an axis, one eigenvector a row. */
+#define FOAM_STACK_BASIS 3
+
+/** Spectra of an axis. */
+#define FOAM_STACK_SPECTRUM 4
+
+/** Inverse roots of an axis. */
+#define FOAM_STACK_INVERSE_ROOT 5
+
+/** Filtered gradients (`beta1` > 0). */
+#define FOAM_STACK_FILTER 6
+
+/** The grafted method's second moments (adagrad, rmsprop, adam). */
+#define FOAM_STACK_MOMENT 7
+
+/** Momentum (`momentum` > 0). */
+#define FOAM_STACK_MOMENTUM 8
+
+/** One state buffer of a stack, as `foam_stack_layout` describes it: row-major and contiguous. */
+typedef struct foam_stack_buffer {
+    /** Bytes of this struct as the library wrote it. */
+    uint32_t struct_size;
+    /** `FOAM_STACK_CLOCK` to `FOAM_STACK_MOMENTUM`: what it holds. */
+    int32_t kind;
+    /** Axis, for a factor's buffer, else -1. */
+    int32_t axis;
+    /** Number of dimensions. */
+    int32_t ndim;
+    /** Type of its elements. */
+    foam_dtype dtype;
+    /** 0. */
+    uint32_t reserved;
+    /** Bytes. */
+    uint64_t bytes;
+    /** Its sizes; those behind `ndim` are 0. */
+    int64_t shape[FOAM_STACK_BUFFER_NDIM];
+    /** Its name, for example "statistic_0", NUL-terminated. */
+    char name[FOAM_STACK_NAME_SIZE];
+} foam_stack_buffer;
+
+/** The block took no part: it is not active, or never accumulated. */
+#define FOAM_INFO_IDLE 1
+
+/** The block's gradient is not finite, or its square overflows: nothing of the block changed. */
+#define FOAM_INFO_NOT_FINITE 2
+
+/** The block's direction overflowed and was left out of the update. */
+#define FOAM_INFO_LEFT_OUT 4
+
+/** An eigendecomposition of the block failed or was inaccurate, and another path served. */
+#define FOAM_INFO_FELL_BACK 8
+
+/**
+ * Arguments of the verbs of a stack. Fill it with `foam_stack_args_init`, then set what the verb uses. All
+ * tensors have `count` blocks as their first dimension.
+ */
+typedef struct foam_stack_args {
+    /** Bytes of this struct, set by the caller. */
+    uint32_t struct_size;
+    /** Must be 0. */
+    uint32_t flags;
+    /**
+     * The state buffers, in the order of `foam_stack_layout`. `data` may be NULL where the verb does not
+     * use a buffer.
+     */
+    const foam_tensor *state;
+    /**
+     * NULL: the state is updated in place. Else where the new state goes, in the same order; `data` = NULL
+     * means in place for that buffer. What a verb does not write is not touched.
+     */
+    const foam_tensor *state_out;
+    /** Number of tensors in `state`, and in `state_out`. */
+    size_t state_count;
+    /** Gradients, count * shape, of any floating type (accumulate, apply). */
+    const foam_tensor *grads;
+    /**
+     * Parameters, count * shape, or NULL; needed where there is a weight decay (accumulate: a coupled one).
+     * Only read.
+     */
+    const foam_tensor *params;
+    /** i32[count]: 0 for a block that takes no part; NULL means that all do (accumulate). */
+    const foam_tensor *active;
+    /** i32[count]: what the verb before wrote (check, apply); NULL means `info` itself. */
+    const foam_tensor *info_in;
+    /** i32[count]: receives `FOAM_INFO_*` bits for every block. */
+    const foam_tensor *info;
+    /**
+     * Receives the updates, count * shape, of the stack's type (or f32 for f16 and bf16). It may be exactly
+     * `grads` or `params`, if these have the same type (apply).
+     */
+    const foam_tensor *update;
+    /** Workspace, of any content and alignment. */
+    void *workspace;
+    /** Its bytes, at least what `foam_stack_workspace` says. */
+    size_t workspace_size;
+    /** CUDA stream to order the work on; ignored on the CPU. */
+    void *stream;
+    /**
+     * The update is this times the direction; NaN (the default) means minus the configuration's learning
+     * rate (apply).
+     */
+    double scale;
+    /** Multiplies every gradient, default 1; the same in accumulate and in apply. */
+    double grad_scale;
+} foam_stack_args;
+
 /** Version of the ABI that the loaded library implements: MAJOR << 16 | MINOR. */
 uint32_t foam_abi_version(void);
 
@@ -829,6 +1000,137 @@ foam_status foam_load_memory(foam_optimizer *optimizer,
                              const void *data,
                              size_t size,
                              foam_error *error);
+
+/**
+ * Fills `stack` with the defaults: one f32 block without a shape yet, scale 1, the configuration's root.
+ * `struct_size` is `sizeof(foam_stack)` as the caller was compiled.
+ *
+ * Contract: `stack` points to `struct_size` writable bytes; `error` is NULL or a record.
+ */
+foam_status foam_stack_init(foam_stack *stack,
+                            uint32_t struct_size,
+                            foam_error *error);
+
+/**
+ * Describes the state buffers of a stack, in the order in which every other call takes them. `items` has room
+ * for `capacity` elements of `item_size` = `sizeof(foam_stack_buffer)` bytes as the caller was compiled;
+ * `*count` receives their number. Pass `items` = NULL and `capacity` = 0 to ask for it. If there is too
+ * little room, nothing is written but `*count`.
+ *
+ * Contract: `config` and `stack` are structs whose `struct_size` is set; `items` has `capacity` * `item_size` writable
+ * bytes; `count` is writable; `error` is NULL or a record.
+ */
+foam_status foam_stack_layout(const foam_config *config,
+                              const foam_stack *stack,
+                              foam_stack_buffer *items,
+                              size_t item_size,
+                              size_t capacity,
+                              size_t *count,
+                              foam_error *error);
+
+/**
+ * Bytes of workspace that any verb needs for this stack; they depend on `num_threads`.
+ *
+ * Contract: `config` and `stack` are structs whose `struct_size` is set; `bytes` is writable; `error` is NULL or a
+ * record.
+ */
+foam_status foam_stack_workspace(const foam_config *config,
+                                 const foam_stack *stack,
+                                 size_t *bytes,
+                                 foam_error *error);
+
+/**
+ * Writes the first values into the state buffers of a stack: zeros, a clock at step 0, and records with the
+ * base epsilon. `state` has the `count` tensors of `foam_stack_layout`, in that order.
+ *
+ * Contract: `config` and `stack` are structs whose `struct_size` is set; the tensors' memory is valid for the call, and
+ * nobody else accesses it meanwhile; `error` is NULL or a record.
+ */
+foam_status foam_stack_reset(const foam_config *config,
+                             const foam_stack *stack,
+                             const foam_tensor *state,
+                             size_t count,
+                             foam_error *error);
+
+/**
+ * Fills `args` with the defaults: no tensors, in place, all blocks active.
+ * `struct_size` is `sizeof(foam_stack_args)` as the caller was compiled.
+ *
+ * Contract: `args` points to `struct_size` writable bytes; `error` is NULL or a record.
+ */
+foam_status foam_stack_args_init(foam_stack_args *args,
+                                 uint32_t struct_size,
+                                 foam_error *error);
+
+/**
+ * First part of a step: looks at the gradients, ticks the clocks of the active blocks whose gradients are
+ * finite, and adds these to the statistics. Reads grads, params, active, clock and statistics; writes clock,
+ * statistics and info. Numerical trouble is told by `info`, not by an error.
+ *
+ * Contract: The structs have their `struct_size` set; the tensors' memory is valid for the call, and nobody else writes
+ * it, or reads what is written, meanwhile; `error` is NULL or a record.
+ */
+foam_status foam_stack_accumulate(const foam_config *config,
+                                  const foam_stack *stack,
+                                  const foam_stack_args *args,
+                                  foam_error *error);
+
+/**
+ * Second part of a step: measures, decides, refreshes and re-damps the factors of the blocks that took part
+ * and whose clock says that a check is due. Call it in every step, or at least in every step with a check.
+ * Reads info, clock, record, statistics, bases, spectra and inverse roots; writes all of these but clock and
+ * statistics.
+ *
+ * Contract: As `foam_stack_accumulate`.
+ */
+foam_status foam_stack_check(const foam_config *config,
+                             const foam_stack *stack,
+                             const foam_stack_args *args,
+                             foam_error *error);
+
+/**
+ * Last part of a step: the updates, to be added to the parameters. Reads grads, params, info, clock, inverse
+ * roots, filter, moment and momentum; writes update, filter, moment, momentum and info. A block that took no
+ * part gets an update of zeros and keeps its state.
+ *
+ * Contract: As `foam_stack_accumulate`.
+ */
+foam_status foam_stack_apply(const foam_config *config,
+                             const foam_stack *stack,
+                             const foam_stack_args *args,
+                             foam_error *error);
+
+/**
+ * `foam_stack_accumulate` as an XLA FFI handler of API version 0.1, for the platform cpu. Register it by its
+ * address, for example with `jax.ffi.register_ffi_target`; both pointers are XLA's, `XLA_FFI_CallFrame *`
+ * and `XLA_FFI_Error *`.
+ *
+ * Operands: grads, params (with_params = 1), active, clock, statistic_*. Results: clock, statistic_*, info,
+ * workspace. Attributes of all three handlers: options ("key=value;key=value", after "preset=NAME" if
+ * wanted), order (dimensions of a block; those in front are batch), with_params, preconditioned, dtype,
+ * grad_scale, weight_decay_scale, root, and scale (apply).
+ *
+ * Contract: `call_frame` is a call frame of XLA's.
+ */
+void *foam_xla_accumulate(void *call_frame);
+
+/**
+ * `foam_stack_check` as an XLA FFI handler, as `foam_xla_accumulate`. Operands: info, clock, record,
+ * statistic_*, basis_*, spectrum_*, inverse_root_*. Results: record, basis_*, spectrum_*, inverse_root_*,
+ * info, workspace.
+ *
+ * Contract: `call_frame` is a call frame of XLA's.
+ */
+void *foam_xla_check(void *call_frame);
+
+/**
+ * `foam_stack_apply` as an XLA FFI handler, as `foam_xla_accumulate`. Operands: grads, params (with_params
+ * = 1), info, clock, inverse_root_*, filter, moment, momentum. Results: update, filter, moment, momentum,
+ * info, workspace.
+ *
+ * Contract: `call_frame` is a call frame of XLA's.
+ */
+void *foam_xla_apply(void *call_frame);
 
 /**
  * Looks for CUDA: NVIDIA's driver, cuBLAS, cuSOLVER, and devices. `usable` receives 1 if `device = cuda` can

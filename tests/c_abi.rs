@@ -62,6 +62,8 @@ programs! {
     the_callers_allocator_gets_everything_back: "memory";
     an_overlapping_call_is_busy_and_changes_nothing: "busy";
     the_library_survives_dlclose_and_thread_exit: "unload";
+    a_stack_trains_in_the_callers_buffers: "stack";
+    a_wrong_call_on_a_stack_writes_nothing: "bad_stack";
 }
 
 #[test]

@@ -107,16 +107,16 @@ unsafe fn enter_checked(
 }
 
 /// The log callback with its argument.
-struct LogSink {
-    callback: foam_log_fn,
-    user: *mut c_void,
+pub(super) struct LogSink {
+    pub callback: foam_log_fn,
+    pub user: *mut c_void,
 }
 
 // SAFETY: called only on a thread inside a call on the handle, as the header says.
 unsafe impl Send for LogSink {}
 
 impl LogSink {
-    fn line(&self, level: Level, message: &str) {
+    pub fn line(&self, level: Level, message: &str) {
         let Some(callback) = self.callback else { return };
         let level = match level {
             Level::Warning => FOAM_LOG_WARNING,

@@ -134,7 +134,12 @@ pub unsafe extern "C" fn foam_step(
             let options = read_options(&args)?;
             read_tensors(&args, inner)?;
             let Inner { optimizer, scratch } = inner;
-            let tensors = Tensors { params: &scratch.params, grads: &scratch.grads, stream: args.stream };
+            let tensors = Tensors {
+                params: &scratch.params,
+                grads: &scratch.grads,
+                updates: None,
+                stream: args.stream,
+            };
             let outcome = optimizer.step(&tensors, options)?;
             if !args.skipped.is_null() {
                 *args.skipped = i32::from(outcome == Outcome::Skipped);

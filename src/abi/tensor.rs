@@ -11,6 +11,10 @@ pub const FOAM_DEVICE_CUDA_HOST: i32 = 3;
 /// CUDA managed memory.
 pub const FOAM_DEVICE_CUDA_MANAGED: i32 = 13;
 
+/// dtype code of i32 (only in calls on stacks).
+pub const FOAM_DTYPE_INT: u8 = 0;
+/// dtype code of u32 and u8 (only in calls on stacks).
+pub const FOAM_DTYPE_UINT: u8 = 1;
 /// dtype code of f16, f32 and f64.
 pub const FOAM_DTYPE_FLOAT: u8 = 2;
 /// dtype code of bf16.
@@ -20,7 +24,7 @@ pub const FOAM_DTYPE_BFLOAT: u8 = 4;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct foam_dtype {
-    /// `FOAM_DTYPE_FLOAT` or `FOAM_DTYPE_BFLOAT`.
+    /// `FOAM_DTYPE_*`.
     pub code: u8,
     /// Bits of one element.
     pub bits: u8,

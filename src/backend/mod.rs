@@ -10,6 +10,7 @@
 //! | [`Backend::redamp`] | inverse roots from (basis, spectrum, ε) | check steps |
 //! | [`Backend::apply`] | filter, direction, grafting, decay, momentum, parameter | every step |
 
+pub mod bound;
 pub mod cpu;
 pub mod cuda;
 
@@ -26,6 +27,9 @@ pub struct Tensors<'a> {
     pub params: &'a [TensorRef],
     /// Gradients; `None` for a parameter that takes no part.
     pub grads: &'a [Option<TensorRef>],
+    /// Where the updates −lr·u go; `None` to update the parameters in place. With a place for the updates
+    /// a parameter is read only where a decay needs it.
+    pub updates: Option<&'a [TensorRef]>,
     /// The caller's stream, for devices that have streams.
     pub stream: *mut libc::c_void,
 }
@@ -218,4 +222,8 @@ pub trait Backend: Send {
     fn restore(&mut self, clocks: &[Clock], dampings: &[f64]) -> Result<()>;
     /// What it occupies.
     fn footprint(&self) -> Footprint;
+    /// The backend as one that works on the caller's state, if it can.
+    fn bound(&mut self) -> Option<&mut dyn bound::Bound> {
+        None
+    }
 }

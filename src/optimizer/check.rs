@@ -19,6 +19,11 @@ impl Optimizer {
             return Ok(true);
         }
         let due: Vec<usize> = (0..tensors.grads.len()).filter(|i| due((*i, &tensors.grads[*i]))).collect();
+        self.check_params(&due)
+    }
+
+    /// Checks every factor of the parameters `due`, as [`Optimizer::check`].
+    pub(super) fn check_params(&mut self, due: &[usize]) -> Result<bool> {
         let factors: Vec<usize> = due.iter().flat_map(|i| self.plan.params[*i].factors.clone()).collect();
         // One factor a thread: the large ones first.
         let mut sense: Vec<SenseOrder> =
@@ -32,19 +37,33 @@ impl Optimizer {
         if held_back {
             return Ok(false);
         }
-        let (mut refresh, mut redamp) = (Vec::new(), Vec::new());
         // The news may have set a clock back: what is not due after all was sensed in vain.
-        for factor in factors {
-            if !self.is_due(self.param_index(factor)) {
-                continue;
-            }
-            if self.begin_check(factor) || failed.contains(&factor) {
-                let doubled = failed.contains(&factor);
+        let due = |factor: &usize| self.is_due(self.param_index(*factor));
+        let factors: Vec<usize> = factors.into_iter().filter(due).collect();
+        self.act(&factors, &sense, &sensed, &failed)?;
+        Ok(true)
+    }
+
+    /// Decides about `factors` from what was sensed, then refreshes and re-damps. Those in `failed` are refreshed
+    /// in double precision, because their last refresh did not succeed.
+    pub(super) fn act(
+        &mut self,
+        factors: &[usize],
+        sense: &[SenseOrder],
+        sensed: &[Sensed],
+        failed: &[usize],
+    ) -> Result<()> {
+        let (mut refresh, mut redamp) = (Vec::new(), Vec::new());
+        let mut undecided = vec![false; self.plan.factors.len()];
+        for &factor in factors {
+            let doubled = failed.contains(&factor);
+            undecided[factor] = !doubled;
+            if self.begin_check(factor) || doubled {
                 refresh.push(RefreshOrder { doubled, ..self.refresh_order(factor) });
             }
         }
-        for (order, sensed) in sense.iter().zip(&sensed) {
-            if self.is_due(self.param_index(order.factor)) && !failed.contains(&order.factor) {
+        for (order, sensed) in sense.iter().zip(sensed) {
+            if undecided[order.factor] {
                 self.decide(order, sensed, &mut refresh, &mut redamp);
             }
         }
@@ -60,8 +79,7 @@ impl Optimizer {
             redamp.push(RedampOrder { factor, epsilon, fallback, adopt_diagonal: false });
         }
         redamp.sort_by_key(|o: &RedampOrder| Reverse(self.plan.factors[o.factor].dim));
-        self.timed(Verb::Redamp, |this| this.backend.redamp(&redamp))?;
-        Ok(true)
+        self.timed(Verb::Redamp, |this| this.backend.redamp(&redamp))
     }
 
     /// Takes in what a device has found out. A refused step is an error, if the configuration says so; then

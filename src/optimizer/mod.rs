@@ -4,6 +4,7 @@
 mod check;
 mod diagnose;
 pub mod plan;
+pub mod stack;
 pub mod stats;
 
 use crate::backend::cpu::Cpu;
@@ -97,13 +98,17 @@ impl Optimizer {
         } else {
             Box::new(Cuda::new(plan.clone(), &config, allocator)?)
         };
+        Ok(Optimizer::on(backend, config, plan, log))
+    }
+
+    /// An optimizer on a backend whose state is zero.
+    fn on(backend: Box<dyn Backend>, config: Config, plan: Arc<Plan>, log: Log) -> Optimizer {
         let clocks = vec![Clock { step: 0, weight: 1.0 }; plan.params.len()];
-        let records = plan.factors.iter().map(|f| FactorRecord::new(f.epsilon)).collect();
-        Ok(Optimizer {
+        Optimizer {
             backend,
             next: clocks.clone(),
             clocks,
-            records,
+            records: plan.factors.iter().map(|f| FactorRecord::new(f.epsilon)).collect(),
             totals: Totals::default(),
             log,
             orders: Vec::with_capacity(plan.blocks.len()),
@@ -111,7 +116,7 @@ impl Optimizer {
             lost: false,
             config,
             plan,
-        })
+        }
     }
 
     /// The hyperparameters.

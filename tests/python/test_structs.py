@@ -46,7 +46,10 @@ def test_constants_are_those_of_the_header(header):
         assert defined[f"FACTOR_{name.upper()}"] == number
     named = ("ABI_MAJOR", "ABI_MINOR", "MESSAGE_SIZE", "PARAM_GRAFTING_ONLY", "LOG_WARNING", "LOG_INFO")
     devices = ("DEVICE_CPU", "DEVICE_CUDA", "DEVICE_CUDA_HOST", "DEVICE_CUDA_MANAGED")
-    for name in (*named, *devices, "DTYPE_FLOAT", "DTYPE_BFLOAT"):
+    dtypes = ("DTYPE_INT", "DTYPE_UINT", "DTYPE_FLOAT", "DTYPE_BFLOAT")
+    stacks = ("STACK_GRAFTING_ONLY", "STACK_MAX_NDIM", "STACK_BUFFER_NDIM", "STACK_NAME_SIZE")
+    infos = ("INFO_IDLE", "INFO_NOT_FINITE", "INFO_LEFT_OUT", "INFO_FELL_BACK")
+    for name in (*named, *devices, *dtypes, *stacks, *infos):
         assert defined[name] == getattr(_structs, name), name
     branches = [name for name in defined if name.startswith("BRANCH_")]
     assert len(branches) == len(_structs.BRANCHES)

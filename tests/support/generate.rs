@@ -3,8 +3,21 @@
 use std::path::Path;
 
 /// The order in which a person would want to read the header; other modules follow by name.
-const READING_ORDER: [&str; 10] =
-    ["version", "status", "tensor", "config", "param", "handle", "step", "stats", "inspect", "checkpoint"];
+const READING_ORDER: [&str; 13] = [
+    "version",
+    "status",
+    "tensor",
+    "config",
+    "param",
+    "handle",
+    "step",
+    "stats",
+    "inspect",
+    "checkpoint",
+    "stack",
+    "stack_args",
+    "xla",
+];
 
 /// Modules of `src/abi` that hold nothing of the interface.
 const PRIVATE: [&str; 2] = ["boundary", "mod"];

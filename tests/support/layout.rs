@@ -6,9 +6,20 @@ use std::mem::{align_of, offset_of, size_of, size_of_val};
 /// The text of `include/foam.layout`.
 pub fn list() -> String {
     let mut text = String::from(HEAD);
-    for table in
-        [error(), dtype(), device(), tensor(), config(), param(), step_args(), stats_info(), factor_info()]
-    {
+    for table in [
+        error(),
+        dtype(),
+        device(),
+        tensor(),
+        config(),
+        param(),
+        step_args(),
+        stats_info(),
+        factor_info(),
+        stack(),
+        stack_buffer(),
+        stack_args(),
+    ] {
         text.push('\n');
         text.push_str(&table);
     }
@@ -173,5 +184,31 @@ layout!(
         fallback_double,
         fallback_svd,
         fallback_stale,
+    }
+);
+layout!(stack, foam_stack { struct_size, flags, shape, ndim, dtype, count, weight_decay_scale, root });
+layout!(
+    stack_buffer,
+    foam_stack_buffer { struct_size, kind, axis, ndim, dtype, reserved, bytes, shape, name }
+);
+layout!(
+    stack_args,
+    foam_stack_args {
+        struct_size,
+        flags,
+        state,
+        state_out,
+        state_count,
+        grads,
+        params,
+        active,
+        info_in,
+        info,
+        update,
+        workspace,
+        workspace_size,
+        stream,
+        scale,
+        grad_scale,
     }
 );

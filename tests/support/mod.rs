@@ -8,4 +8,5 @@ pub mod matrix;
 pub mod model;
 pub mod random;
 pub mod reference;
+pub mod stack;
 pub mod tensor;

@@ -333,7 +333,7 @@ impl Drop for Model {
     }
 }
 
-fn checked(call: impl FnOnce(*mut foam_error) -> foam_status) -> Result<(), Failure> {
+pub fn checked(call: impl FnOnce(*mut foam_error) -> foam_status) -> Result<(), Failure> {
     let mut error = foam_error::new();
     let status = call(&mut error);
     if status == FOAM_OK {

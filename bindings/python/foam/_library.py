@@ -157,6 +157,7 @@ def _declare(functions: ctypes.CDLL) -> None:
     """Result and argument types of every function of ``foam.h``."""
     handle, error, status, size_out = c_void_p, POINTER(_structs.Error), c_int32, POINTER(c_size_t)
     config, args = POINTER(_structs.Config), POINTER(_structs.StepArgs)
+    stack = POINTER(_structs.Stack)
     place: List[Callable] = [c_int64, c_int64, c_int64]
     prototypes = {
         "foam_abi_version": (c_uint32, []),
@@ -185,6 +186,19 @@ def _declare(functions: ctypes.CDLL) -> None:
         "foam_load_file": (status, [handle, c_char_p, error]),
         "foam_save_memory": (status, [handle, c_void_p, c_size_t, size_out, error]),
         "foam_load_memory": (status, [handle, c_void_p, c_size_t, error]),
+        "foam_stack_init": (status, [stack, c_uint32, error]),
+        "foam_stack_layout": (
+            status,
+            [config, stack, POINTER(_structs.StackBuffer), c_size_t, c_size_t, size_out, error],
+        ),
+        "foam_stack_workspace": (status, [config, stack, size_out, error]),
+        "foam_stack_reset": (status, [config, stack, POINTER(_structs.Tensor), c_size_t, error]),
+        "foam_stack_args_init": (status, [POINTER(_structs.StackArgs), c_uint32, error]),
+        **{
+            f"foam_stack_{verb}": (status, [config, stack, POINTER(_structs.StackArgs), error])
+            for verb in ("accumulate", "check", "apply")
+        },
+        **{f"foam_xla_{verb}": (c_void_p, [c_void_p]) for verb in ("accumulate", "check", "apply")},
     }
     for name, (result, arguments) in prototypes.items():
         function = getattr(functions, name)

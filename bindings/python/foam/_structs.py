@@ -41,10 +41,23 @@ DEVICE_CUDA = 2
 DEVICE_CUDA_HOST = 3
 DEVICE_CUDA_MANAGED = 13
 
+DTYPE_INT = 0
+DTYPE_UINT = 1
 DTYPE_FLOAT = 2
 DTYPE_BFLOAT = 4
 
 PARAM_GRAFTING_ONLY = 1
+
+STACK_GRAFTING_ONLY = 1
+STACK_MAX_NDIM = 8
+STACK_BUFFER_NDIM = 9
+STACK_NAME_SIZE = 32
+
+#: ``FOAM_INFO_*``: what a verb says about a block of a stack.
+INFO_IDLE = 1
+INFO_NOT_FINITE = 2
+INFO_LEFT_OUT = 4
+INFO_FELL_BACK = 8
 
 LOG_WARNING = 1
 LOG_INFO = 2
@@ -286,6 +299,60 @@ class FactorInfo(ctypes.Structure):
     )
 
 
+class Stack(ctypes.Structure):
+    """``foam_stack``."""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("shape", ctypes.POINTER(c_int64)),
+        ("ndim", c_int32),
+        ("dtype", Dtype),
+        ("count", c_int64),
+        ("weight_decay_scale", c_double),
+        ("root", c_double),
+    ]
+
+
+class StackBuffer(ctypes.Structure):
+    """``foam_stack_buffer``."""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("kind", c_int32),
+        ("axis", c_int32),
+        ("ndim", c_int32),
+        ("dtype", Dtype),
+        ("reserved", c_uint32),
+        ("bytes", c_uint64),
+        ("shape", c_int64 * STACK_BUFFER_NDIM),
+        ("name", ctypes.c_char * STACK_NAME_SIZE),
+    ]
+
+
+class StackArgs(ctypes.Structure):
+    """``foam_stack_args``."""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("state", ctypes.POINTER(Tensor)),
+        ("state_out", ctypes.POINTER(Tensor)),
+        ("state_count", c_size_t),
+        ("grads", ctypes.POINTER(Tensor)),
+        ("params", ctypes.POINTER(Tensor)),
+        ("active", ctypes.POINTER(Tensor)),
+        ("info_in", ctypes.POINTER(Tensor)),
+        ("info", ctypes.POINTER(Tensor)),
+        ("update", ctypes.POINTER(Tensor)),
+        ("workspace", c_void_p),
+        ("workspace_size", c_size_t),
+        ("stream", c_void_p),
+        ("scale", c_double),
+        ("grad_scale", c_double),
+    ]
+
+
 #: Each struct under its name in the header.
 STRUCTS = {
     "foam_error": Error,
@@ -297,4 +364,7 @@ STRUCTS = {
     "foam_step_args": StepArgs,
     "foam_stats_info": StatsInfo,
     "foam_factor_info": FactorInfo,
+    "foam_stack": Stack,
+    "foam_stack_buffer": StackBuffer,
+    "foam_stack_args": StackArgs,
 }

@@ -13,7 +13,7 @@ pub(super) fn inspect(cpu: &mut Cpu, tensors: &Tensors, orders: &mut [BlockOrder
     let sums = Places(cpu.chunk_sums.as_mut_ptr());
     let chunks = &floor.walks.chunks;
     let looked = &*orders;
-    cpu.pool.run(chunks.len(), chunks.len() > 4, &|task, _| {
+    cpu.workers.run(chunks.len(), chunks.len() > 4, &|task, _| {
         let Some(number) = order_of[chunks[task].block] else { return };
         let param = &floor.plan.params[floor.plan.blocks[chunks[task].block].param];
         let sum =
@@ -89,14 +89,14 @@ pub(super) fn accumulate(cpu: &mut Cpu, tensors: &Tensors, orders: &[BlockOrder]
     let (floor, order_of) = (&cpu.floor, &cpu.order_of);
     for wave in floor.walks.waves.iter().filter(|wave| !wave.statistics.is_empty()) {
         let chunks = &floor.walks.chunks[wave.chunks.clone()];
-        cpu.pool.run(chunks.len(), wave.parallel, &|task, _| {
+        cpu.workers.run(chunks.len(), wave.parallel, &|task, _| {
             let chunk = &chunks[task];
             let block = &floor.plan.blocks[chunk.block];
             let Some(number) = order_of[chunk.block].filter(|_| !block.factors.is_empty()) else { return };
             let param = &floor.plan.params[block.param];
             by_precision!(param, gather_chunk(floor, tensors, &orders[number as usize], chunk));
         });
-        cpu.pool.run(wave.statistics.len(), wave.parallel, &|task, _| {
+        cpu.workers.run(wave.statistics.len(), wave.parallel, &|task, _| {
             let tile = &wave.statistics[task];
             let Some(number) = order_of[tile.block] else { return };
             let param = &floor.plan.params[floor.plan.blocks[tile.block].param];

@@ -19,6 +19,7 @@ const TINY_NORM: f64 = 1e-16;
 /// Updates moments, momentum and parameters; gives the number of blocks whose direction overflowed.
 pub(super) fn apply(cpu: &mut Cpu, tensors: &Tensors, orders: &[BlockOrder]) -> usize {
     cpu.take_orders(orders);
+    cpu.left_out.fill(false);
     let (floor, order_of, lengths) = (&cpu.floor, &cpu.order_of, &mut cpu.lengths);
     let order = |block: usize| order_of[block].map(|number| &orders[number as usize]);
     let preconditioned = |block| order(block).filter(|o| o.direction == Direction::Preconditioned);
@@ -26,7 +27,7 @@ pub(super) fn apply(cpu: &mut Cpu, tensors: &Tensors, orders: &[BlockOrder]) -> 
     for wave in &floor.walks.waves {
         let chunks = &floor.walks.chunks[wave.chunks.clone()];
         let sums = Places(cpu.chunk_sums.as_mut_ptr());
-        cpu.pool.run(chunks.len(), wave.parallel, &|task, _| {
+        cpu.workers.run(chunks.len(), wave.parallel, &|task, _| {
             let Some(order) = order(chunks[task].block) else { return };
             let param = &floor.plan.params[floor.plan.blocks[order.block].param];
             let sum = by_precision!(param, filter_chunk(floor, tensors, order, &chunks[task]));
@@ -38,7 +39,7 @@ pub(super) fn apply(cpu: &mut Cpu, tensors: &Tensors, orders: &[BlockOrder]) -> 
         }
         for tiles in &wave.products {
             let sums = Places(cpu.tile_sums.as_mut_ptr());
-            cpu.pool.run(tiles.len(), wave.parallel, &|task, _| {
+            cpu.workers.run(tiles.len(), wave.parallel, &|task, _| {
                 let Some(order) = preconditioned(tiles[task].block) else { return };
                 let param = &floor.plan.params[floor.plan.blocks[order.block].param];
                 let sum = by_precision!(param, product_tile(floor, &tiles[task]));
@@ -52,10 +53,11 @@ pub(super) fn apply(cpu: &mut Cpu, tensors: &Tensors, orders: &[BlockOrder]) -> 
             let own: f64 = cpu.tile_sums[floor.walks.partials_of[block].clone()].iter().sum();
             let grafted: f64 = cpu.chunk_sums[floor.walks.chunks_of[block].clone()].iter().sum();
             lengths[block] = length(floor.config.grafting, own.sqrt(), grafted.sqrt());
+            cpu.left_out[block] = !own.is_finite();
             overflowed += usize::from(!own.is_finite());
         }
         let lengths = &*lengths;
-        cpu.pool.run(chunks.len(), wave.parallel, &|task, _| {
+        cpu.workers.run(chunks.len(), wave.parallel, &|task, _| {
             let Some(order) = preconditioned(chunks[task].block) else { return };
             let param = &floor.plan.params[floor.plan.blocks[order.block].param];
             by_precision!(param, update_chunk(floor, tensors, order, &chunks[task], lengths[order.block]));
@@ -80,6 +82,8 @@ struct Pass<'a, W> {
     tensors: &'a Tensors<'a>,
     order: &'a BlockOrder,
     param: TensorRef,
+    /// Where the update goes, unless the parameter takes it.
+    update: Option<TensorRef>,
     filter: Option<*mut W>,
     moment: Option<*mut W>,
     momentum: Option<*mut W>,
@@ -102,6 +106,7 @@ impl<'a, W: Real> Pass<'a, W> {
             tensors,
             order,
             param: tensors.params[block.param],
+            update: tensors.updates.map(|updates| updates[block.param]),
             filter: buffer(block.filter),
             moment: buffer(block.moment),
             momentum: buffer(block.momentum),
@@ -157,13 +162,15 @@ impl<'a, W: Real> Pass<'a, W> {
         }
     }
 
-    /// Decay, momentum and the parameter, for a run whose direction is in `u`.
+    /// Decay, momentum and the parameter (or the update), for a run whose direction is in `u`.
     #[inline(always)]
     fn finish(&self, run: Run, u: &mut [W]) {
         let mut values = [W::default(); SPAN];
         let w = &mut values[..run.len];
-        // SAFETY: the run lies within the parameter.
-        unsafe { W::load(self.param, run.tensor, 1.0, w) };
+        if self.update.is_none() || self.order.decoupled_decay != 0.0 {
+            // SAFETY: the run lies within the parameter.
+            unsafe { W::load(self.param, run.tensor, 1.0, w) };
+        }
         if self.order.decoupled_decay != 0.0 {
             let decay = W::of(self.order.decoupled_decay);
             u.iter_mut().zip(&*w).for_each(|(u, w)| *u += decay * *w);
@@ -181,6 +188,11 @@ impl<'a, W: Real> Pass<'a, W> {
             }
         }
         let lr = W::of(self.order.lr);
+        if let Some(update) = self.update {
+            u.iter_mut().for_each(|u| *u = -(lr * *u));
+            // SAFETY: the run lies within the update and belongs to this chunk alone.
+            return unsafe { W::store(update, run.tensor, u) };
+        }
         w.iter_mut().zip(&*u).for_each(|(w, u)| *w -= lr * *u);
         // SAFETY: the run lies within the parameter and belongs to this chunk alone.
         unsafe { W::store(self.param, run.tensor, w) };

@@ -4,57 +4,82 @@ use super::evd;
 use super::product::{Span2, mirror, multiply, multiply_lower};
 use super::real::Real;
 use super::{Floor, Precision};
-use crate::error::Result;
-use crate::memory::{Allocator, Arena, aligned};
+use crate::memory::aligned;
 use crate::optimizer::plan::{FactorPlan, Plan};
 use faer::dyn_stack::MemStack;
 
 /// Three square matrices, a vector, and the scratch of an eigendecomposition.
 pub(super) struct Bench {
-    matrices: Arena,
-    /// Bytes of one matrix.
-    stride: usize,
-    scratch: Arena,
+    shape: BenchShape,
+    memory: *mut u8,
     /// A vector in double precision.
     pub vector: Vec<f64>,
 }
 
+// SAFETY: the memory is the bench's own as long as it is placed there.
+unsafe impl Send for Bench {}
+
 /// Elements by which a workspace matrix's columns are longer than the factor's side.
 pub(super) const PADDING: usize = 16;
 
-impl Bench {
+/// The sizes of a bench.
+#[derive(Clone, Copy)]
+pub(super) struct BenchShape {
+    /// Largest side of a factor.
+    side: usize,
+    /// Bytes of one matrix.
+    stride: usize,
+    /// Bytes of the scratch.
+    scratch: usize,
+}
+
+impl BenchShape {
     /// A bench for the largest factor of the plan.
-    pub fn new(plan: &Plan, allocator: Allocator) -> Result<Bench> {
+    pub fn new(plan: &Plan) -> BenchShape {
         let largest = |precision| {
             let sides = plan.factors.iter().filter(|f| plan.slots[f.statistic].precision == precision);
             sides.map(|f| f.dim).max().unwrap_or(0)
         };
         let (single, double) = (largest(Precision::F32), largest(Precision::F64));
         let bytes = |n: usize, size: usize| aligned((n * (n + PADDING) * size) as u128) as usize;
-        let stride = bytes(single, 4).max(bytes(double, 8));
         let need = evd::scratch::<f32>(single).or(evd::scratch::<f64>(double));
-        let scratch = Arena::zeroed(need.unaligned_bytes_required(), allocator, "an eigendecomposition")?;
-        let matrices = Arena::zeroed(3 * stride, allocator, "the workspace of a check")?;
-        Ok(Bench { matrices, stride, scratch, vector: Vec::with_capacity(single.max(double)) })
+        BenchShape {
+            side: single.max(double),
+            stride: bytes(single, 4).max(bytes(double, 8)),
+            scratch: aligned(need.unaligned_bytes_required() as u128) as usize,
+        }
     }
 
-    /// Bytes that it occupies.
+    /// Bytes of one bench.
     pub fn bytes(&self) -> usize {
-        self.matrices.bytes() + self.scratch.bytes()
+        3 * self.stride + self.scratch
+    }
+}
+
+impl Bench {
+    /// A bench that has no memory yet.
+    pub fn new(shape: BenchShape) -> Bench {
+        Bench { shape, memory: std::ptr::null_mut(), vector: Vec::with_capacity(shape.side) }
+    }
+
+    /// Takes [`BenchShape::bytes`] at `memory`, aligned, as its own.
+    pub fn place(&mut self, memory: *mut u8) {
+        self.memory = memory;
     }
 
     /// Matrix number `which` (0, 1, 2).
     pub fn matrix<S>(&self, which: usize) -> *mut S {
         debug_assert!(which < 3);
         // SAFETY: three matrices of `stride` bytes.
-        unsafe { self.matrices.as_ptr().add(which * self.stride).cast() }
+        unsafe { self.memory.add(which * self.shape.stride).cast() }
     }
 
     /// The scratch of an eigendecomposition.
     pub fn stack(&mut self) -> &mut MemStack {
         // SAFETY: the scratch is the bench's own, and borrowed with it.
         MemStack::new(unsafe {
-            std::slice::from_raw_parts_mut(self.scratch.as_ptr().cast(), self.scratch.bytes())
+            let scratch = self.memory.add(3 * self.shape.stride);
+            std::slice::from_raw_parts_mut(scratch.cast(), self.shape.scratch)
         })
     }
 

@@ -3,6 +3,7 @@
 mod accumulate;
 mod apply;
 mod bench;
+mod bound;
 mod evd;
 pub mod gap;
 mod geometry;
@@ -23,10 +24,10 @@ use crate::optimizer::Clock;
 use crate::optimizer::plan::{Plan, SlotId};
 use crate::preconditioner::policy::Sensed;
 use crate::tensor::Precision;
-use bench::Bench;
+use bench::{Bench, BenchShape};
 use geometry::Walks;
 use parking_lot::Mutex;
-use pool::Pool;
+use pool::Workers;
 use std::sync::Arc;
 
 /// Calls a function that is generic over the work and the statistic precision.
@@ -71,32 +72,48 @@ struct Floor {
     plan: Arc<Plan>,
     config: Config,
     walks: Walks,
-    state: Arena,
-    work: Arena,
+    /// Address of every state buffer.
+    slots: Vec<*mut u8>,
+    /// First byte of the workspace of the blocks.
+    work: *mut u8,
     /// Offset of each factor's sensed diagonal.
     diagonal_offsets: Vec<usize>,
 }
 
+// SAFETY: addresses; who reads or writes through them keeps order.
+unsafe impl Send for Floor {}
+// SAFETY: as above.
+unsafe impl Sync for Floor {}
+
 impl Floor {
     /// The state buffer `slot`.
     fn slot<T>(&self, slot: SlotId) -> *mut T {
-        let slot = &self.plan.slots[slot];
-        debug_assert_eq!(slot.precision.size(), size_of::<T>());
-        // SAFETY: the offset lies within the state, by the plan.
-        unsafe { self.state.as_ptr().add(slot.offset).cast() }
+        debug_assert_eq!(self.plan.slots[slot].precision.size(), size_of::<T>());
+        debug_assert!(!self.slots[slot].is_null(), "a verb uses a buffer that was not given");
+        self.slots[slot].cast()
     }
 
     /// The workspace of `block`.
     fn work<T>(&self, block: usize) -> *mut T {
         // SAFETY: the offset lies within the workspace, by the walks.
-        unsafe { self.work.as_ptr().add(self.walks.work_offsets[block]).cast() }
+        unsafe { self.work.add(self.walks.work_offsets[block]).cast() }
     }
+}
+
+/// What a backend of an optimizer handle owns; one that works on a caller's memory owns nothing.
+struct Own {
+    state: Arena,
+    work: Arena,
+    benches: Arena,
 }
 
 /// The CPU.
 pub struct Cpu {
     floor: Floor,
-    pool: Pool,
+    own: Option<Own>,
+    workers: Workers,
+    /// Sizes of a bench.
+    shape: BenchShape,
     /// One for each factor that can be worked on at the same time.
     benches: Vec<Mutex<Bench>>,
     /// Sums of the elementwise tasks.
@@ -105,6 +122,8 @@ pub struct Cpu {
     tile_sums: Vec<f64>,
     /// What each block's direction is multiplied by in the current step.
     lengths: Vec<f64>,
+    /// Whether each block's direction was left out of its last update.
+    left_out: Vec<bool>,
     /// Order of each block in the current step.
     order_of: Vec<Option<u32>>,
     /// diag QᵀLQ of every factor, as last sensed (only for the policy that adopts it).
@@ -114,9 +133,25 @@ pub struct Cpu {
 impl Cpu {
     /// State and workspace for `plan`, all zero.
     pub fn new(plan: Arc<Plan>, config: &Config, allocator: Allocator) -> Result<Cpu> {
-        let walks = Walks::new(&plan);
+        let mut cpu = Cpu::without_memory(plan, config, Workers::own(config.num_threads as usize));
+        let plan = &cpu.floor.plan;
         let state = Arena::zeroed(plan.state_bytes, allocator, "the optimizer's state")?;
-        let work = Arena::zeroed(walks.work_bytes, allocator, "the workspace")?;
+        let work = Arena::zeroed(cpu.floor.walks.work_bytes, allocator, "the workspace")?;
+        let bytes = cpu.benches.len() * cpu.shape.bytes();
+        let benches = Arena::zeroed(bytes, allocator, "the workspace of a check")?;
+        for (address, slot) in cpu.floor.slots.iter_mut().zip(&plan.slots) {
+            // SAFETY: the offset lies within the state, by the plan.
+            *address = unsafe { state.as_ptr().add(slot.offset) };
+        }
+        cpu.floor.work = work.as_ptr();
+        cpu.place_benches(benches.as_ptr());
+        cpu.own = Some(Own { state, work, benches });
+        Ok(cpu)
+    }
+
+    /// A backend for `plan` that has no state and no workspace yet.
+    fn without_memory(plan: Arc<Plan>, config: &Config, workers: Workers) -> Cpu {
+        let walks = Walks::new(&plan);
         let mut diagonal_offsets = Vec::with_capacity(plan.factors.len());
         let mut diagonals = 0;
         for factor in &plan.factors {
@@ -124,21 +159,35 @@ impl Cpu {
             diagonals +=
                 if config.policy == crate::config::Policy::DiagonalResidual { factor.dim } else { 0 };
         }
-        let pool = Pool::new(config.num_threads as usize);
-        let mut benches = Vec::new();
-        for _ in 0..pool.threads().min(plan.factors.len()) {
-            benches.push(Mutex::new(Bench::new(&plan, allocator)?));
-        }
-        Ok(Cpu {
-            pool,
-            benches,
+        let shape = BenchShape::new(&plan);
+        let benches = workers.threads().min(plan.factors.len());
+        Cpu {
+            own: None,
+            workers,
+            benches: (0..benches).map(|_| Mutex::new(Bench::new(shape))).collect(),
+            shape,
             chunk_sums: vec![0.0; walks.chunks.len()],
             tile_sums: vec![0.0; walks.partials],
             lengths: vec![0.0; plan.blocks.len()],
+            left_out: vec![false; plan.blocks.len()],
             order_of: vec![None; plan.blocks.len()],
             diagonals: vec![0.0; diagonals],
-            floor: Floor { plan, config: config.clone(), walks, state, work, diagonal_offsets },
-        })
+            floor: Floor {
+                slots: vec![std::ptr::null_mut(); plan.slots.len()],
+                work: std::ptr::null_mut(),
+                plan,
+                config: config.clone(),
+                walks,
+                diagonal_offsets,
+            },
+        }
+    }
+
+    /// Puts the benches side by side at `memory`, which has room for all of them.
+    fn place_benches(&mut self, memory: *mut u8) {
+        for (number, bench) in self.benches.iter_mut().enumerate() {
+            bench.get_mut().place(memory.wrapping_add(number * self.shape.bytes()));
+        }
     }
 
     fn take_orders(&mut self, orders: &[BlockOrder]) {
@@ -151,7 +200,7 @@ impl Cpu {
     /// Runs `body` for every factor of a list, one factor a thread, each with a bench of its own.
     fn each_factor(&mut self, count: usize, body: &(dyn Fn(&Floor, usize, &mut Bench) + Sync)) {
         let (floor, benches) = (&self.floor, &self.benches);
-        self.pool.run(count, count > 1, &|task, _| {
+        self.workers.run(count, count > 1, &|task, _| {
             // At most min(threads, factors) tasks run at once, and there are as many benches: one is
             // always free.
             let mut bench = benches.iter().cycle().find_map(|bench| bench.try_lock());
@@ -218,11 +267,15 @@ impl Backend for Cpu {
 
     fn footprint(&self) -> Footprint {
         Footprint {
-            state_host: self.floor.state.bytes(),
+            state_host: self.own.as_ref().map_or(0, |own| own.state.bytes()),
             state_device: 0,
-            workspace: self.floor.work.bytes() + self.benches.iter().map(|b| b.lock().bytes()).sum::<usize>(),
-            threads: self.pool.threads(),
+            workspace: self.own.as_ref().map_or(0, |own| own.work.bytes() + own.benches.bytes()),
+            threads: self.workers.threads(),
         }
+    }
+
+    fn bound(&mut self) -> Option<&mut dyn super::bound::Bound> {
+        Some(self)
     }
 }
 
@@ -232,7 +285,6 @@ impl Cpu {
         if plan.bytes() != len {
             return Err(Error::invalid(format!("a state buffer has {} bytes, not {len}", plan.bytes())));
         }
-        // SAFETY: the offset lies within the state, by the plan.
-        Ok(unsafe { self.floor.state.as_ptr().add(plan.offset) })
+        Ok(self.floor.slots[slot])
     }
 }

@@ -8,7 +8,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 
 /// A worker looks this often for the next job before it sleeps: phases of one step follow each other
@@ -19,6 +19,66 @@ const SPINS: usize = 20_000;
 pub struct Pool {
     threads: usize,
     crew: Option<Crew>,
+}
+
+/// A pool of one's own, or the process's pool of that size, which serves one call at a time.
+pub enum Workers {
+    /// For a handle.
+    Own(Pool),
+    /// For calls without a handle.
+    Shared(usize, &'static Mutex<Pool>),
+}
+
+impl Workers {
+    /// A pool of one's own; 0 threads means one for each core.
+    pub fn own(threads: usize) -> Workers {
+        Workers::Own(Pool::new(threads))
+    }
+
+    /// The process's pool of `threads` threads; 0 means one for each core. It is never given up.
+    pub fn shared(threads: usize) -> Workers {
+        static POOLS: Mutex<Vec<(usize, &'static Mutex<Pool>)>> = Mutex::new(Vec::new());
+        let threads = if threads == 0 { cores() } else { threads };
+        let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = pools.iter().find(|pool| pool.0 == threads).map(|pool| pool.1);
+        let pool = known.unwrap_or_else(|| {
+            let pool = Box::leak(Box::new(Mutex::new(Pool::new(threads))));
+            pools.push((threads, pool));
+            pool
+        });
+        Workers::Shared(threads, pool)
+    }
+
+    /// Threads that share the work.
+    pub fn threads(&self) -> usize {
+        match self {
+            Workers::Own(pool) => pool.threads(),
+            Workers::Shared(threads, _) => *threads,
+        }
+    }
+
+    /// As [`Pool::run`]. While another call has the shared pool, the caller does all of its work itself:
+    /// nobody waits, and the result is the same.
+    pub fn run(&mut self, total: usize, parallel: bool, body: &(dyn Fn(usize, usize) + Sync)) {
+        match self {
+            Workers::Own(pool) => pool.run(total, parallel, body),
+            Workers::Shared(threads, _) if *threads == 1 || total <= 1 || !parallel => {
+                (0..total).for_each(|task| body(task, 0));
+            }
+            Workers::Shared(_, pool) => match pool.try_lock() {
+                Ok(mut pool) => pool.run(total, parallel, body),
+                // A pool survives the panic of a task.
+                Err(TryLockError::Poisoned(pool)) => pool.into_inner().run(total, parallel, body),
+                Err(TryLockError::WouldBlock) => (0..total).for_each(|task| body(task, 0)),
+            },
+        }
+    }
+}
+
+/// The cores of the machine, asked once: a workspace's size depends on it.
+fn cores() -> usize {
+    static CORES: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, |n| n.get()))
 }
 
 struct Crew {
@@ -64,7 +124,6 @@ unsafe impl Send for Job {}
 impl Pool {
     /// A pool of `threads` threads; 0 means one for each core.
     pub fn new(threads: usize) -> Pool {
-        let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
         Pool { threads: if threads == 0 { cores() } else { threads }, crew: None }
     }
 

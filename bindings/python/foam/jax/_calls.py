@@ -1,0 +1,164 @@
+"""The three calls into the library for one stack: accumulate, check, apply.
+
+Every buffer of the state is an operand and, where it changes, a result that lies in the operand's place: with a donated
+state nothing is copied.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import _library, _structs
+from .._handle import _config as native_config
+from ..errors import LibraryError
+from . import _compat
+from ._options import Options
+from ._plan import Stack
+
+__all__ = ["VERBS", "Settings", "register", "step", "target", "workspace"]
+
+VERBS = ("accumulate", "check", "apply")
+
+#: For each platform of XLA, how the library's handlers for it are called.
+_SYMBOLS = {"cpu": "foam_xla_{}", "CUDA": "foam_xla_{}_cuda"}
+
+_lock = threading.Lock()
+_registered = False
+
+
+def register() -> None:
+    """Makes the handlers known to XLA, once."""
+    global _registered
+    with _lock:
+        if _registered:
+            return
+        # A backend that cannot start says so here, and not at the first use of a handler.
+        jax.devices()
+        library = _library.load()
+        for platform, symbol in _SYMBOLS.items():
+            for verb in VERBS:
+                handler = getattr(library.functions, symbol.format(verb), None)
+                if handler is not None:
+                    _compat.ffi.register_ffi_target(target(verb), _compat.ffi.pycapsule(handler), platform=platform)
+                elif platform == "cpu":
+                    raise LibraryError(f"{library.path} has no {symbol.format(verb)}: expected a libfoam with JAX support")
+        _registered = True
+
+
+def target(verb: str) -> str:
+    """The name under which XLA knows a verb."""
+    return f"foam_xla_{verb}"
+
+
+class Settings(NamedTuple):
+    """What the calls of one stack are told besides the arrays; hashable."""
+
+    options: str
+    dims: Tuple[int, ...]
+    work: str
+    with_params: bool
+    weight_decay_scale: float
+    root: float
+    preconditioned: bool
+
+    @classmethod
+    def of(cls, options: Options, stack: Stack, weight_decay: float) -> Settings:
+        """The settings of a stack; a weight decay of 0 needs no parameters."""
+        return cls(
+            options.attribute(weight_decay),
+            stack.dims,
+            stack.work,
+            weight_decay > 0,
+            stack.weight_decay_scale,
+            stack.root,
+            stack.preconditioned,
+        )
+
+    def attributes(self, verb: str) -> Dict[str, Any]:
+        """The attributes of a call."""
+        found: Dict[str, Any] = {
+            "options": self.options,
+            "order": np.int64(len(self.dims)),
+            "dtype": {"float32": "f32", "float64": "f64"}[self.work],
+            "with_params": np.int64(self.with_params),
+            "grad_scale": np.float64(1.0),
+            "weight_decay_scale": np.float64(self.weight_decay_scale),
+            "root": np.float64(self.root),
+            "preconditioned": np.int64(self.preconditioned),
+        }
+        if verb == "apply":
+            found["scale"] = np.float64(1.0)
+        return found
+
+
+def step(
+    settings: Settings, state: Dict[str, Any], grads: Any, params: Any, active: Any
+) -> Tuple[Dict[str, Any], Any]:
+    """One step of one stack: its buffers afterwards, and the direction of every block."""
+    given = {"grads": grads, **({} if params is None else {"params": params}), "active": active, **state}
+    # One alignment for all three calls: buffers that the first leaves alone must vary like those that it changes.
+    known = dict(zip(given, _compat.align(list(given.values()))))
+    gradient = [name for name in ("grads", "params") if name in known]
+    statistics, roots = _of_kind(known, "statistic_"), _of_kind(known, "inverse_root_")
+    moments = [name for name in ("filter", "moment", "momentum") if name in known]
+    # Nothing reads the old info; this keeps its buffer in the program, so that the new one can lie in it.
+    known["active"] = known["active"] | (known.pop("info") & 0)
+
+    operands = [*gradient, "active", "clock", *statistics]
+    known.update(_call("accumulate", settings, known, operands, ["clock", *statistics, "info"]))
+    if settings.preconditioned:
+        changed = [*_of_kind(known, "basis_"), *_of_kind(known, "spectrum_"), *roots]
+        operands = ["info", "clock", "record", *statistics, *changed]
+        # On the CPU the handler looks at the clocks itself and returns at once if no check is due.
+        known.update(_call("check", settings, known, operands, ["record", *changed, "info"]))
+    operands = [*gradient, "info", "clock", *roots, *moments]
+    known.update(_call("apply", settings, known, operands, ["update", *moments, "info"]))
+    return {name: known[name] for name in state}, known["update"]
+
+
+def _of_kind(known: Dict[str, Any], prefix: str) -> List[str]:
+    """The buffers of all axes, in order."""
+    count = sum(name.startswith(prefix) for name in known)
+    return [f"{prefix}{axis}" for axis in range(count)]
+
+
+def _call(
+    verb: str, settings: Settings, known: Dict[str, Any], operands: Sequence[str], results: Sequence[str]
+) -> Dict[str, Any]:
+    """Calls a handler; a result that has the name of an operand lies in its place."""
+    arrays = [known[name] for name in operands]
+    rows = known["clock"].shape[0]
+    fresh = {"info": ((rows,), jnp.int32), "update": ((rows, *settings.dims), settings.work)}
+    kinds = []
+    for name in results:
+        shape, dtype = (known[name].shape, known[name].dtype) if name in operands else fresh[name]
+        kinds.append(_compat.result(shape, dtype, arrays[0]))
+    kinds.append(_compat.result((workspace(settings, rows),), jnp.uint8, arrays[0]))
+    aliases = {operands.index(name): place for place, name in enumerate(results) if name in operands}
+    call = _compat.ffi.ffi_call(
+        target(verb), kinds, vmap_method="broadcast_all", input_output_aliases=aliases
+    )
+    found = call(*arrays, **settings.attributes(verb))
+    return dict(zip(results, found))
+
+
+@functools.lru_cache(maxsize=None)
+def workspace(settings: Settings, rows: int) -> int:
+    """Bytes that a call wants to work in."""
+    library, stack, size = _library.load(), _structs.Stack(), ctypes.c_size_t(0)
+    library.call("foam_stack_init", ctypes.byref(stack), ctypes.sizeof(stack))
+    sides = (ctypes.c_int64 * len(settings.dims))(*settings.dims)
+    stack.shape, stack.ndim, stack.count = sides, len(settings.dims), rows
+    stack.dtype = _structs.Dtype(_structs.DTYPE_FLOAT, 64 if settings.work == "float64" else 32, 1)
+    stack.flags = 0 if settings.preconditioned else _structs.STACK_GRAFTING_ONLY
+    pairs = dict(pair.split("=", 1) for pair in settings.options.split(";"))
+    config = native_config(pairs.pop("preset"), pairs)
+    library.call("foam_stack_workspace", ctypes.byref(config), ctypes.byref(stack), ctypes.byref(size))
+    return max(size.value, 1)

@@ -1,0 +1,356 @@
+//! Stacks, the door without a handle: the caller owns every state buffer. Here: what a stack is, what its
+//! state looks like, how it begins. [`super::stack_args`] has the verbs.
+
+use super::boundary::{self, AbiStruct};
+use super::config::{foam_config, to_config};
+use super::handle::{dtype_text, element_type};
+use super::stack_args::{State, read_state};
+use super::status::{foam_error, foam_status};
+use super::tensor::{FOAM_DTYPE_BFLOAT, FOAM_DTYPE_FLOAT, FOAM_DTYPE_UINT, foam_dtype, foam_tensor};
+use crate::config::Config;
+use crate::error::{Error, Kind, Result};
+use crate::optimizer::plan::SlotKind;
+use crate::optimizer::stack::{Buffer, Content, Element, MAX_ORDER, Stack, cache};
+use crate::tensor::DType;
+use libc::c_char;
+use std::mem::size_of;
+
+/// No preconditioner: the blocks take the grafted method's step (needs a grafting).
+pub const FOAM_STACK_GRAFTING_ONLY: u32 = 1;
+/// Largest `ndim` of a stack's blocks.
+pub const FOAM_STACK_MAX_NDIM: usize = 8;
+/// Sizes in `foam_stack_buffer.shape`.
+pub const FOAM_STACK_BUFFER_NDIM: usize = 9;
+/// Bytes of `foam_stack_buffer.name`, with its final NUL.
+pub const FOAM_STACK_NAME_SIZE: usize = 32;
+
+const _: () = assert!(FOAM_STACK_MAX_NDIM == MAX_ORDER && FOAM_STACK_BUFFER_NDIM == MAX_ORDER + 1);
+
+/// A stack: `count` blocks of the same shape, type and options, whose state lies in buffers of the caller.
+/// Each of them has the number of the block as its first dimension. Fill it with `foam_stack_init`, then
+/// set shape, ndim, count and dtype. Blocks are taken as they are: `merge_dims` and `max_factor_dim` do
+/// nothing here, and neither do `lr_scale` and `nonfinite`.
+///
+/// One step is three calls, `foam_stack_accumulate`, `foam_stack_check` and `foam_stack_apply`. They do what
+/// `foam_step` does to parameters of that shape, with equal bits. There is no handle: calls may overlap as
+/// long as they write different buffers. Threads are shared by all calls with the same `num_threads`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct foam_stack {
+    /// Bytes of this struct, set by the caller.
+    pub struct_size: u32,
+    /// `FOAM_STACK_*` bits.
+    pub flags: u32,
+    /// `ndim` sizes of one block, each at least 1.
+    pub shape: *const i64,
+    /// Number of dimensions of one block, from 1 to `FOAM_STACK_MAX_NDIM`.
+    pub ndim: i32,
+    /// Type of the parameters' elements.
+    pub dtype: foam_dtype,
+    /// Number of blocks, at least 1.
+    pub count: i64,
+    /// Multiplies the weight decay; default 1, 0 switches it off.
+    pub weight_decay_scale: f64,
+    /// The inverse root's p; 0 (the default) means the configuration's.
+    pub root: f64,
+}
+
+// SAFETY: plain data, first field `struct_size`, every bit pattern valid.
+unsafe impl AbiStruct for foam_stack {
+    const NAME: &'static str = "foam_stack";
+    const REQUIRED: usize = std::mem::offset_of!(foam_stack, weight_decay_scale);
+
+    fn defaults() -> Self {
+        foam_stack {
+            struct_size: size_of::<Self>() as u32,
+            flags: 0,
+            shape: std::ptr::null(),
+            ndim: 0,
+            dtype: foam_dtype { code: FOAM_DTYPE_FLOAT, bits: 32, lanes: 1 },
+            count: 1,
+            weight_decay_scale: 1.0,
+            root: 0.0,
+        }
+    }
+}
+
+/// The clock of every block, u32[count, 4]: its steps as a 64-bit whole number, the weight of its statistics
+/// as a double.
+pub const FOAM_STACK_CLOCK: i32 = 0;
+/// The record of every factor, u32[count, ndim, 50]: ten doubles (epsilon, proxy, max_proxy, relative_change,
+/// alpha, gap_bound, residual, noise_floor, eigenvalue_min, eigenvalue_max), then fifteen 64-bit whole numbers
+/// (last_branch, 1 once there is a basis, last_refresh, last_check, checks, evd_calls, reuse_calls,
+/// proxy_calls, epsilon_updates, cap_refreshes, residual_calls, failed_evds, fallback_double, fallback_svd,
+/// fallback_stale), as in `foam_factor_info`.
+pub const FOAM_STACK_RECORD: i32 = 1;
+/// Statistics of an axis; the lower triangle of their transpose counts.
+pub const FOAM_STACK_STATISTIC: i32 = 2;
+/// Bases of an axis, one eigenvector a row.
+pub const FOAM_STACK_BASIS: i32 = 3;
+/// Spectra of an axis.
+pub const FOAM_STACK_SPECTRUM: i32 = 4;
+/// Inverse roots of an axis.
+pub const FOAM_STACK_INVERSE_ROOT: i32 = 5;
+/// Filtered gradients (`beta1` > 0).
+pub const FOAM_STACK_FILTER: i32 = 6;
+/// The grafted method's second moments (adagrad, rmsprop, adam).
+pub const FOAM_STACK_MOMENT: i32 = 7;
+/// Momentum (`momentum` > 0).
+pub const FOAM_STACK_MOMENTUM: i32 = 8;
+
+/// One state buffer of a stack, as `foam_stack_layout` describes it: row-major and contiguous.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct foam_stack_buffer {
+    /// Bytes of this struct as the library wrote it.
+    pub struct_size: u32,
+    /// `FOAM_STACK_CLOCK` to `FOAM_STACK_MOMENTUM`: what it holds.
+    pub kind: i32,
+    /// Axis, for a factor's buffer, else -1.
+    pub axis: i32,
+    /// Number of dimensions.
+    pub ndim: i32,
+    /// Type of its elements.
+    pub dtype: foam_dtype,
+    /// 0.
+    pub reserved: u32,
+    /// Bytes.
+    pub bytes: u64,
+    /// Its sizes; those behind `ndim` are 0.
+    pub shape: [i64; FOAM_STACK_BUFFER_NDIM],
+    /// Its name, for example "statistic_0", NUL-terminated.
+    pub name: [c_char; FOAM_STACK_NAME_SIZE],
+}
+
+/// Fills `stack` with the defaults: one f32 block without a shape yet, scale 1, the configuration's root.
+/// `struct_size` is `sizeof(foam_stack)` as the caller was compiled.
+///
+/// # Safety
+/// `stack` points to `struct_size` writable bytes; `error` is NULL or a record.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_stack_init(
+    stack: *mut foam_stack,
+    struct_size: u32,
+    error: *mut foam_error,
+) -> foam_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        boundary::call(error, || {
+            if stack.is_null() {
+                return Err(Error::invalid("stack is NULL; expected a foam_stack to fill"));
+            }
+            boundary::write_struct(stack, struct_size, foam_stack::defaults())
+        })
+    }
+}
+
+/// Describes the state buffers of a stack, in the order in which every other call takes them. `items` has room
+/// for `capacity` elements of `item_size` = `sizeof(foam_stack_buffer)` bytes as the caller was compiled;
+/// `*count` receives their number. Pass `items` = NULL and `capacity` = 0 to ask for it. If there is too
+/// little room, nothing is written but `*count`.
+///
+/// # Safety
+/// `config` and `stack` are structs whose `struct_size` is set; `items` has `capacity` × `item_size` writable
+/// bytes; `count` is writable; `error` is NULL or a record.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_stack_layout(
+    config: *const foam_config,
+    stack: *const foam_stack,
+    items: *mut foam_stack_buffer,
+    item_size: usize,
+    capacity: usize,
+    count: *mut usize,
+    error: *mut foam_error,
+) -> foam_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        boundary::call(error, || {
+            let (config, stack) = read_stack(config, stack)?;
+            config.validate()?;
+            stack.validate(&config)?;
+            let layout = stack.layout(&config)?;
+            if count.is_null() {
+                return Err(Error::invalid("count is NULL; expected a place for the number of buffers"));
+            }
+            let least = std::mem::offset_of!(foam_stack_buffer, bytes);
+            if item_size < least || item_size > 1 << 16 {
+                return Err(Error::invalid(format!(
+                    "item_size = {item_size}: expected sizeof(foam_stack_buffer), {} in this library and at least {least}",
+                    size_of::<foam_stack_buffer>()
+                )));
+            }
+            *count = layout.len();
+            if items.is_null() && capacity == 0 {
+                return Ok(());
+            }
+            if items.is_null() || capacity < layout.len() {
+                return Err(Error::invalid(format!(
+                    "items has room for {capacity}: expected room for {}",
+                    layout.len()
+                )));
+            }
+            for (place, buffer) in layout.iter().enumerate() {
+                let known = item_size.min(size_of::<foam_stack_buffer>());
+                let item = describe(buffer, stack.count, known as u32);
+                let target = items.cast::<u8>().add(place * item_size);
+                std::ptr::copy_nonoverlapping((&raw const item).cast::<u8>(), target, known);
+                target.add(known).write_bytes(0, item_size - known);
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Bytes of workspace that any verb needs for this stack; they depend on `num_threads`.
+///
+/// # Safety
+/// `config` and `stack` are structs whose `struct_size` is set; `bytes` is writable; `error` is NULL or a
+/// record.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_stack_workspace(
+    config: *const foam_config,
+    stack: *const foam_stack,
+    bytes: *mut usize,
+    error: *mut foam_error,
+) -> foam_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        boundary::call(error, || {
+            let (config, stack) = read_stack(config, stack)?;
+            if bytes.is_null() {
+                return Err(Error::invalid("bytes is NULL; expected a place for the size"));
+            }
+            let mut session = cache::take(&config, &stack)?;
+            *bytes = session.workspace_bytes()?;
+            cache::give(session);
+            Ok(())
+        })
+    }
+}
+
+/// Writes the first values into the state buffers of a stack: zeros, a clock at step 0, and records with the
+/// base epsilon. `state` has the `count` tensors of `foam_stack_layout`, in that order.
+///
+/// # Safety
+/// `config` and `stack` are structs whose `struct_size` is set; the tensors' memory is valid for the call, and
+/// nobody else accesses it meanwhile; `error` is NULL or a record.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_stack_reset(
+    config: *const foam_config,
+    stack: *const foam_stack,
+    state: *const foam_tensor,
+    count: usize,
+    error: *mut foam_error,
+) -> foam_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        boundary::call(error, || {
+            let (config, stack) = read_stack(config, stack)?;
+            let mut session = cache::take(&config, &stack)?;
+            let list = State { tensors: state, count, called: "state" };
+            let addresses = read_state(&list, session.layout(), &stack)?;
+            session.reset(&addresses)?;
+            cache::give(session);
+            Ok(())
+        })
+    }
+}
+
+/// The configuration and the stack that the structs describe; not yet validated against each other.
+///
+/// # Safety
+/// Both are NULL or structs whose `struct_size` is set and whose pointers are valid.
+pub(super) unsafe fn read_stack(
+    config: *const foam_config,
+    stack: *const foam_stack,
+) -> Result<(Config, Stack)> {
+    // SAFETY: the caller's contract.
+    let (config, raw) =
+        unsafe { (boundary::read_struct(config, "config")?, boundary::read_struct(stack, "stack")?) };
+    let config = to_config(&config)?;
+    let refuse = |what: String| Err(Error::invalid(format!("stack.{what}")));
+    if raw.flags & !FOAM_STACK_GRAFTING_ONLY != 0 {
+        return refuse(format!("flags = {:#x}: expected FOAM_STACK_* bits", raw.flags));
+    }
+    if !(1..=MAX_ORDER as i32).contains(&raw.ndim) {
+        return refuse(format!("ndim = {}: expected 1 <= ndim <= {MAX_ORDER}", raw.ndim));
+    }
+    if raw.shape.is_null() {
+        return refuse(format!("shape is NULL; expected {} sizes", raw.ndim));
+    }
+    let mut dims = Vec::with_capacity(raw.ndim as usize);
+    for axis in 0..raw.ndim as usize {
+        // SAFETY: the caller gives `ndim` sizes.
+        let size = unsafe { raw.shape.add(axis).read_unaligned() };
+        if size <= 0 {
+            return refuse(format!("shape[{axis}] = {size}: expected at least 1"));
+        }
+        dims.push(size as usize);
+    }
+    let Ok(count) = usize::try_from(raw.count) else {
+        return refuse(format!("count = {}: expected at least 1", raw.count));
+    };
+    let Some(dtype) = element_type(raw.dtype) else {
+        return Err(Error::new(
+            Kind::Unsupported,
+            format!("stack.dtype: {}: expected f32, f64, f16 or bf16", dtype_text(raw.dtype)),
+        ));
+    };
+    let stack = Stack {
+        dims,
+        count,
+        dtype,
+        weight_decay_scale: raw.weight_decay_scale,
+        root: raw.root,
+        grafting_only: raw.flags & FOAM_STACK_GRAFTING_ONLY != 0,
+    };
+    Ok((config, stack))
+}
+
+/// The dtype that names an element type.
+pub(super) fn dtype_of(element: Element) -> foam_dtype {
+    let (code, bits) = match element {
+        Element::Real(DType::F32) => (FOAM_DTYPE_FLOAT, 32),
+        Element::Real(DType::F64) => (FOAM_DTYPE_FLOAT, 64),
+        Element::Real(DType::F16) => (FOAM_DTYPE_FLOAT, 16),
+        Element::Real(DType::Bf16) => (FOAM_DTYPE_BFLOAT, 16),
+        Element::I32 => (super::tensor::FOAM_DTYPE_INT, 32),
+        Element::U32 => (FOAM_DTYPE_UINT, 32),
+        Element::U8 => (FOAM_DTYPE_UINT, 8),
+    };
+    foam_dtype { code, bits, lanes: 1 }
+}
+
+fn describe(buffer: &Buffer, count: usize, struct_size: u32) -> foam_stack_buffer {
+    let kind = match buffer.content {
+        Content::Clock => FOAM_STACK_CLOCK,
+        Content::Record => FOAM_STACK_RECORD,
+        Content::Slot(SlotKind::Statistic, _) => FOAM_STACK_STATISTIC,
+        Content::Slot(SlotKind::Basis, _) => FOAM_STACK_BASIS,
+        Content::Slot(SlotKind::Spectrum, _) => FOAM_STACK_SPECTRUM,
+        Content::Slot(SlotKind::InverseRoot, _) => FOAM_STACK_INVERSE_ROOT,
+        Content::Slot(SlotKind::Filter, _) => FOAM_STACK_FILTER,
+        Content::Slot(SlotKind::Moment, _) => FOAM_STACK_MOMENT,
+        Content::Slot(SlotKind::Momentum, _) => FOAM_STACK_MOMENTUM,
+    };
+    let mut item = foam_stack_buffer {
+        struct_size,
+        kind,
+        axis: buffer.content.axis().map_or(-1, |axis| axis as i32),
+        ndim: buffer.tail.len() as i32 + 1,
+        dtype: dtype_of(buffer.element),
+        reserved: 0,
+        bytes: (buffer.stride() * count) as u64,
+        shape: [0; FOAM_STACK_BUFFER_NDIM],
+        name: [0; FOAM_STACK_NAME_SIZE],
+    };
+    item.shape[0] = count as i64;
+    for (slot, size) in item.shape[1..].iter_mut().zip(&buffer.tail) {
+        *slot = *size as i64;
+    }
+    let name = buffer.content.name();
+    for (slot, byte) in item.name[..FOAM_STACK_NAME_SIZE - 1].iter_mut().zip(name.bytes()) {
+        *slot = byte as c_char;
+    }
+    item
+}

@@ -1,0 +1,456 @@
+//! The verbs of a stack: their arguments, and the validation of these before the first write.
+
+use super::boundary::{self, AbiStruct};
+use super::config::foam_config;
+use super::handle::LogSink;
+use super::stack::{dtype_of, foam_stack, read_stack};
+use super::status::{foam_error, foam_status};
+use super::tensor::{FOAM_DEVICE_CPU, FOAM_DEVICE_CUDA_HOST, foam_dtype, foam_tensor};
+use crate::error::{Error, Kind, Result};
+use crate::optimizer::stack::ports::{Given, Port, Ports, Role, Verb, refuse_overlaps};
+use crate::optimizer::stack::session::{Call, Session};
+use crate::optimizer::stack::{Buffer, Element, Stack, cache};
+use crate::tensor::DType;
+use libc::c_void;
+
+/// The block took no part: it is not active, or never accumulated.
+pub const FOAM_INFO_IDLE: i32 = 1;
+/// The block's gradient is not finite, or its square overflows: nothing of the block changed.
+pub const FOAM_INFO_NOT_FINITE: i32 = 2;
+/// The block's direction overflowed and was left out of the update.
+pub const FOAM_INFO_LEFT_OUT: i32 = 4;
+/// An eigendecomposition of the block failed or was inaccurate, and another path served.
+pub const FOAM_INFO_FELL_BACK: i32 = 8;
+
+/// Arguments of the verbs of a stack. Fill it with `foam_stack_args_init`, then set what the verb uses. All
+/// tensors have `count` blocks as their first dimension.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct foam_stack_args {
+    /// Bytes of this struct, set by the caller.
+    pub struct_size: u32,
+    /// Must be 0.
+    pub flags: u32,
+    /// The state buffers, in the order of `foam_stack_layout`. `data` may be NULL where the verb does not
+    /// use a buffer.
+    pub state: *const foam_tensor,
+    /// NULL: the state is updated in place. Else where the new state goes, in the same order; `data` = NULL
+    /// means in place for that buffer. What a verb does not write is not touched.
+    pub state_out: *const foam_tensor,
+    /// Number of tensors in `state`, and in `state_out`.
+    pub state_count: usize,
+    /// Gradients, count * shape, of any floating type (accumulate, apply).
+    pub grads: *const foam_tensor,
+    /// Parameters, count * shape, or NULL; needed where there is a weight decay (accumulate: a coupled one).
+    /// Only read.
+    pub params: *const foam_tensor,
+    /// i32[count]: 0 for a block that takes no part; NULL means that all do (accumulate).
+    pub active: *const foam_tensor,
+    /// i32[count]: what the verb before wrote (check, apply); NULL means `info` itself.
+    pub info_in: *const foam_tensor,
+    /// i32[count]: receives `FOAM_INFO_*` bits for every block.
+    pub info: *const foam_tensor,
+    /// Receives the updates, count * shape, of the stack's type (or f32 for f16 and bf16). It may be exactly
+    /// `grads` or `params`, if these have the same type (apply).
+    pub update: *const foam_tensor,
+    /// Workspace, of any content and alignment.
+    pub workspace: *mut c_void,
+    /// Its bytes, at least what `foam_stack_workspace` says.
+    pub workspace_size: usize,
+    /// CUDA stream to order the work on; ignored on the CPU.
+    pub stream: *mut c_void,
+    /// The update is this times the direction; NaN (the default) means minus the configuration's learning
+    /// rate (apply).
+    pub scale: f64,
+    /// Multiplies every gradient, default 1; the same in accumulate and in apply.
+    pub grad_scale: f64,
+}
+
+// SAFETY: plain data, first field `struct_size`, every bit pattern valid.
+unsafe impl AbiStruct for foam_stack_args {
+    const NAME: &'static str = "foam_stack_args";
+    const REQUIRED: usize = std::mem::offset_of!(foam_stack_args, stream);
+
+    fn defaults() -> Self {
+        foam_stack_args {
+            struct_size: size_of::<Self>() as u32,
+            flags: 0,
+            state: std::ptr::null(),
+            state_out: std::ptr::null(),
+            state_count: 0,
+            grads: std::ptr::null(),
+            params: std::ptr::null(),
+            active: std::ptr::null(),
+            info_in: std::ptr::null(),
+            info: std::ptr::null(),
+            update: std::ptr::null(),
+            workspace: std::ptr::null_mut(),
+            workspace_size: 0,
+            stream: std::ptr::null_mut(),
+            scale: f64::NAN,
+            grad_scale: 1.0,
+        }
+    }
+}
+
+/// Fills `args` with the defaults: no tensors, in place, all blocks active.
+/// `struct_size` is `sizeof(foam_stack_args)` as the caller was compiled.
+///
+/// # Safety
+/// `args` points to `struct_size` writable bytes; `error` is NULL or a record.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_stack_args_init(
+    args: *mut foam_stack_args,
+    struct_size: u32,
+    error: *mut foam_error,
+) -> foam_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        boundary::call(error, || {
+            if args.is_null() {
+                return Err(Error::invalid("args is NULL; expected a foam_stack_args to fill"));
+            }
+            boundary::write_struct(args, struct_size, foam_stack_args::defaults())
+        })
+    }
+}
+
+/// First part of a step: looks at the gradients, ticks the clocks of the active blocks whose gradients are
+/// finite, and adds these to the statistics. Reads grads, params, active, clock and statistics; writes clock,
+/// statistics and info. Numerical trouble is told by `info`, not by an error.
+///
+/// # Safety
+/// The structs have their `struct_size` set; the tensors' memory is valid for the call, and nobody else writes
+/// it, or reads what is written, meanwhile; `error` is NULL or a record.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_stack_accumulate(
+    config: *const foam_config,
+    stack: *const foam_stack,
+    args: *const foam_stack_args,
+    error: *mut foam_error,
+) -> foam_status {
+    // SAFETY: the caller's contract.
+    unsafe { boundary::call(error, || perform(Verb::Accumulate, config, stack, args)) }
+}
+
+/// Second part of a step: measures, decides, refreshes and re-damps the factors of the blocks that took part
+/// and whose clock says that a check is due. Call it in every step, or at least in every step with a check.
+/// Reads info, clock, record, statistics, bases, spectra and inverse roots; writes all of these but clock and
+/// statistics.
+///
+/// # Safety
+/// As `foam_stack_accumulate`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_stack_check(
+    config: *const foam_config,
+    stack: *const foam_stack,
+    args: *const foam_stack_args,
+    error: *mut foam_error,
+) -> foam_status {
+    // SAFETY: the caller's contract.
+    unsafe { boundary::call(error, || perform(Verb::Check, config, stack, args)) }
+}
+
+/// Last part of a step: the updates, to be added to the parameters. Reads grads, params, info, clock, inverse
+/// roots, filter, moment and momentum; writes update, filter, moment, momentum and info. A block that took no
+/// part gets an update of zeros and keeps its state.
+///
+/// # Safety
+/// As `foam_stack_accumulate`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_stack_apply(
+    config: *const foam_config,
+    stack: *const foam_stack,
+    args: *const foam_stack_args,
+    error: *mut foam_error,
+) -> foam_status {
+    // SAFETY: the caller's contract.
+    unsafe { boundary::call(error, || perform(Verb::Apply, config, stack, args)) }
+}
+
+unsafe fn perform(
+    verb: Verb,
+    config: *const foam_config,
+    stack: *const foam_stack,
+    args: *const foam_stack_args,
+) -> Result<()> {
+    // SAFETY: the caller's contract.
+    let (raw, (config, stack), args) = unsafe {
+        let pair = read_stack(config, stack)?;
+        (boundary::read_struct(config, "config")?, pair, boundary::read_struct(args, "args")?)
+    };
+    if args.flags != 0 {
+        return Err(Error::invalid(format!("args.flags = {:#x}: expected 0", args.flags)));
+    }
+    if args.scale.is_infinite() {
+        return Err(Error::invalid(format!(
+            "args.scale = {}: expected a finite number, or NaN for minus the configuration's lr",
+            args.scale
+        )));
+    }
+    if !args.grad_scale.is_finite() || args.grad_scale == 0.0 {
+        return Err(Error::invalid(format!(
+            "args.grad_scale = {}: expected a finite number other than 0 (foam_stack_args_init sets 1)",
+            args.grad_scale
+        )));
+    }
+    let mut session = cache::take(&config, &stack)?;
+    let sink = LogSink { callback: raw.log, user: raw.log_user };
+    session.set_log(move |level, message| sink.line(level, message));
+    // SAFETY: the caller's contract.
+    let outcome = unsafe { run(verb, &mut session, &stack, &args, config.lr) };
+    cache::give(session);
+    outcome
+}
+
+unsafe fn run(
+    verb: Verb,
+    session: &mut Session,
+    stack: &Stack,
+    args: &foam_stack_args,
+    lr: f64,
+) -> Result<()> {
+    let mut ports = session.ports(verb, !args.params.is_null())?;
+    if args.active.is_null() {
+        ports.inputs.retain(|port| port.role != Role::Active);
+    }
+    let need = session.workspace_bytes()?;
+    let desk = Desk { args, stack, layout: session.layout(), need };
+    desk.check_lists()?;
+    // SAFETY: the caller's contract.
+    let (inputs, outputs) = unsafe {
+        let read = |written: bool, ports: &[Port]| -> Result<Vec<Given>> {
+            ports.iter().map(|port| desk.give(port, written)).collect()
+        };
+        (read(false, &ports.inputs)?, read(true, &ports.outputs)?)
+    };
+    refuse_overlaps(&ports, &inputs, &outputs, |written, place| desk.say(&ports, written, place))?;
+    let scale = if args.scale.is_nan() { -lr } else { args.scale };
+    let call = Call {
+        verb,
+        ports: &ports,
+        inputs: &inputs,
+        outputs: &outputs,
+        grad_scale: args.grad_scale,
+        scale,
+        stream: args.stream,
+    };
+    // SAFETY: the caller's contract, and everything was checked above.
+    unsafe { session.run(&call) }
+}
+
+/// The arguments of one call, by port.
+struct Desk<'a> {
+    args: &'a foam_stack_args,
+    stack: &'a Stack,
+    layout: &'a [Buffer],
+    /// Bytes of workspace.
+    need: usize,
+}
+
+impl Desk<'_> {
+    fn check_lists(&self) -> Result<()> {
+        let count = self.layout.len();
+        if self.args.state_count != count {
+            return Err(Error::invalid(format!(
+                "args.state_count = {}: expected {count}, as foam_stack_layout says",
+                self.args.state_count
+            )));
+        }
+        if self.args.state.is_null() {
+            return Err(Error::invalid(format!("args.state is NULL; expected {count} tensors")));
+        }
+        Ok(())
+    }
+
+    /// What a port is called in messages.
+    fn name(&self, port: &Port, written: bool) -> String {
+        match port.role {
+            Role::State(place) if written && self.out_of_place(place).is_some() => {
+                format!("args.state_out[{place}] '{}'", port.name)
+            }
+            Role::State(place) => format!("args.state[{place}] '{}'", port.name),
+            Role::Info if !written && !self.args.info_in.is_null() => "args.info_in".into(),
+            _ => format!("args.{}", port.name),
+        }
+    }
+
+    fn say(&self, ports: &Ports, written: bool, place: usize) -> String {
+        let list = if written { &ports.outputs } else { &ports.inputs };
+        self.name(&list[place], written)
+    }
+
+    /// The place for the new state of a buffer, if it has one of its own.
+    fn out_of_place(&self, place: usize) -> Option<*const foam_tensor> {
+        let list = self.args.state_out;
+        // SAFETY: a list that is not NULL has a tensor for every state buffer.
+        let tensor = (!list.is_null()).then(|| unsafe { list.add(place) })?;
+        // SAFETY: as above.
+        (!unsafe { (*tensor).data }.is_null()).then_some(tensor)
+    }
+
+    /// The buffer that the caller gives for a port, checked.
+    ///
+    /// # Safety
+    /// The caller's tensors are readable.
+    unsafe fn give(&self, port: &Port, written: bool) -> Result<Given> {
+        let args = self.args;
+        if port.role == Role::Workspace {
+            return self.workspace();
+        }
+        let tensor = match port.role {
+            Role::Grads => args.grads,
+            Role::Params => args.params,
+            Role::Active => args.active,
+            Role::Update => args.update,
+            Role::Info if !written && !args.info_in.is_null() => args.info_in,
+            Role::Info => args.info,
+            Role::State(place) if written => {
+                // SAFETY: the list has a tensor for every state buffer.
+                self.out_of_place(place).unwrap_or_else(|| unsafe { args.state.add(place) })
+            }
+            // SAFETY: as above.
+            Role::State(place) => unsafe { args.state.add(place) },
+            Role::Workspace => std::ptr::null(),
+        };
+        // SAFETY: the caller's contract.
+        let given = unsafe { read_tensor(tensor, port, self.stack.count) };
+        given.map_err(|cause| named(cause, &self.name(port, written)))
+    }
+
+    fn workspace(&self) -> Result<Given> {
+        let (data, bytes) = (self.args.workspace.cast::<u8>(), self.args.workspace_size);
+        let need = self.need;
+        if data.is_null() {
+            return Err(Error::invalid(format!("args.workspace is NULL; expected {need} bytes")));
+        }
+        if bytes < need {
+            return Err(Error::invalid(format!(
+                "args.workspace_size = {bytes}: expected at least {need}, as foam_stack_workspace says"
+            )));
+        }
+        if (data as usize).checked_add(bytes).is_none() {
+            return Err(Error::invalid("args.workspace wraps around memory"));
+        }
+        Ok(Given { data, element: Element::U8, bytes })
+    }
+}
+
+fn named(mut cause: Error, name: &str) -> Error {
+    cause.message = format!("{name}: {}", cause.message);
+    cause
+}
+
+/// A list of state tensors, in the layout's order.
+pub(super) struct State {
+    pub tensors: *const foam_tensor,
+    pub count: usize,
+    pub called: &'static str,
+}
+
+/// The addresses of all state buffers, checked against the layout and against each other.
+///
+/// # Safety
+/// The list is NULL or has its number of readable tensors.
+pub(super) unsafe fn read_state(list: &State, layout: &[Buffer], stack: &Stack) -> Result<Vec<*mut u8>> {
+    if list.count != layout.len() {
+        return Err(Error::invalid(format!(
+            "count = {}: expected {}, as foam_stack_layout says",
+            list.count,
+            layout.len()
+        )));
+    }
+    if list.tensors.is_null() {
+        return Err(Error::invalid(format!("{} is NULL; expected {} tensors", list.called, layout.len())));
+    }
+    let ports = Ports { inputs: Vec::new(), outputs: Ports::state(layout) };
+    let name = |place: usize| format!("{}[{place}] '{}'", list.called, ports.outputs[place].name);
+    let mut given = Vec::with_capacity(layout.len());
+    for (place, port) in ports.outputs.iter().enumerate() {
+        // SAFETY: the caller's contract.
+        let read = unsafe { read_tensor(list.tensors.add(place), port, stack.count) };
+        given.push(read.map_err(|cause| named(cause, &name(place)))?);
+    }
+    refuse_overlaps(&ports, &[], &given, |_, place| name(place))?;
+    Ok(given.iter().map(|given| given.data).collect())
+}
+
+/// A contiguous tensor in host memory that fits its port.
+///
+/// # Safety
+/// `tensor` is NULL or a readable tensor.
+unsafe fn read_tensor(tensor: *const foam_tensor, port: &Port, count: usize) -> Result<Given> {
+    let batch = [count as i64];
+    let expected = port.expected(&batch);
+    if tensor.is_null() {
+        return Err(Error::invalid(format!("is NULL; expected {expected}")));
+    }
+    // SAFETY: the caller's contract.
+    let tensor = unsafe { &*tensor };
+    if tensor.data.is_null() {
+        return Err(Error::invalid(format!("data is NULL; expected {expected}")));
+    }
+    let wanted = port.tail.len() + 1;
+    if tensor.ndim < 0 || tensor.ndim as usize != wanted {
+        let message = format!("ndim = {}: expected {wanted}, {expected}", tensor.ndim);
+        return Err(Error::new(Kind::ShapeMismatch, message));
+    }
+    if tensor.shape.is_null() {
+        return Err(Error::invalid(format!("shape is NULL; expected {expected}")));
+    }
+    // SAFETY: the caller gives `ndim` sizes.
+    let shape: Vec<i64> = (0..wanted).map(|a| unsafe { tensor.shape.add(a).read_unaligned() }).collect();
+    let found = element_of(tensor.dtype);
+    let called = found.map_or_else(|| super::handle::dtype_text(tensor.dtype), |e| e.name().to_string());
+    let element = port.check(&batch, found, &called, &shape)?;
+    // SAFETY: strides that are not NULL are `ndim` numbers.
+    unsafe { check_strides(tensor, &shape)? };
+    if !matches!(tensor.device.device_type, FOAM_DEVICE_CPU | FOAM_DEVICE_CUDA_HOST) {
+        return Err(Error::new(
+            Kind::ShapeMismatch,
+            format!(
+                "device type {}: expected {FOAM_DEVICE_CPU} (CPU), the configuration's device",
+                tensor.device.device_type
+            ),
+        ));
+    }
+    let bytes = port.stride(element) * count;
+    let start = usize::try_from(tensor.byte_offset).ok().and_then(|o| (tensor.data as usize).checked_add(o));
+    if start.and_then(|start| start.checked_add(bytes)).is_none() {
+        let message = format!("byte_offset = {}: the tensor wraps around memory", tensor.byte_offset);
+        return Err(Error::invalid(message));
+    }
+    let data = tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize);
+    let state = matches!(port.role, Role::State(_)) && matches!(element, Element::Real(_));
+    if state && data as usize % element.size() != 0 {
+        let message = format!("its address is not a multiple of {}, the size of an element", element.size());
+        return Err(Error::invalid(message));
+    }
+    Ok(Given { data, element, bytes })
+}
+
+unsafe fn check_strides(tensor: &foam_tensor, shape: &[i64]) -> Result<()> {
+    if tensor.strides.is_null() {
+        return Ok(());
+    }
+    let mut expected = 1i64;
+    for axis in (0..shape.len()).rev() {
+        // SAFETY: the caller's contract.
+        let stride = unsafe { tensor.strides.add(axis).read_unaligned() };
+        if shape[axis] > 1 && stride != expected {
+            return Err(Error::new(
+                Kind::Unsupported,
+                format!(
+                    "strides[{axis}] = {stride}: expected {expected}, row-major contiguous memory (make a contiguous copy)"
+                ),
+            ));
+        }
+        expected *= shape[axis];
+    }
+    Ok(())
+}
+
+fn element_of(dtype: foam_dtype) -> Option<Element> {
+    let reals = [DType::F32, DType::F64, DType::F16, DType::Bf16].map(Element::Real);
+    reals.into_iter().chain([Element::I32, Element::U32, Element::U8]).find(|e| dtype_of(*e) == dtype)
+}

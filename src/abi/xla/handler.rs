@@ -1,0 +1,207 @@
+//! What the handlers of all verbs do: attributes and buffers become a stack and its call.
+
+use super::attributes::Attributes;
+use super::frame::{BUFFER, Buffer, Buffers, CallFrame};
+use crate::error::{Error, Kind, Result};
+use crate::optimizer::stack::ports::{Given, Port, Ports, Role, Verb, dims_text, refuse_overlaps};
+use crate::optimizer::stack::session::Call;
+use crate::optimizer::stack::{Element, Stack, cache};
+use crate::tensor::DType;
+use libc::c_void;
+
+/// What a platform has of its own. One for CUDA sets the device, and asks XLA for the stream
+/// (`XLA_FFI_Stream_Get`).
+pub struct Platform {
+    /// The `device` of the configuration.
+    pub device: &'static str,
+    /// The stream that the call is ordered on.
+    pub stream: unsafe fn(&CallFrame) -> Result<*mut c_void>,
+}
+
+/// Host memory.
+pub const CPU: Platform = Platform { device: "cpu", stream: |_| Ok(std::ptr::null_mut()) };
+
+/// An operand or a result as XLA gives it.
+struct View<'a> {
+    data: *mut u8,
+    element: Option<Element>,
+    called: String,
+    shape: &'a [i64],
+}
+
+/// Performs a verb.
+///
+/// # Safety
+/// `frame` is a call frame of the execute stage.
+pub unsafe fn perform(verb: Verb, platform: &Platform, frame: &CallFrame) -> Result<()> {
+    // SAFETY: the caller's contract.
+    let (mut attributes, inputs, outputs) = unsafe {
+        let attributes = Attributes::read(&frame.attrs)?;
+        (attributes, views(&frame.args, "operand")?, views(&frame.rets, "result")?)
+    };
+    attributes.config.set("device", platform.device)?;
+    check_arity(verb, &attributes, inputs.len(), outputs.len())?;
+    let (batch, stack) = read_stack(verb, &attributes, &inputs)?;
+    let mut session = cache::take(&attributes.config, &stack)?;
+    session.set_log(|_, _| {});
+    let ports = session.ports(verb, attributes.with_params)?;
+    let need = session.workspace_bytes()?;
+    let taken = give("operand", &ports.inputs, &inputs, batch, need)?;
+    let given = give("result", &ports.outputs, &outputs, batch, need)?;
+    let say = |written: bool, place: usize| {
+        let (what, list) = if written { ("result", &ports.outputs) } else { ("operand", &ports.inputs) };
+        format!("{what} {place} '{}'", list[place].name)
+    };
+    refuse_overlaps(&ports, &taken, &given, say)?;
+    let call = Call {
+        verb,
+        ports: &ports,
+        inputs: &taken,
+        outputs: &given,
+        grad_scale: attributes.grad_scale,
+        scale: attributes.scale.unwrap_or(-attributes.config.lr),
+        // SAFETY: the caller's contract.
+        stream: unsafe { (platform.stream)(frame)? },
+    };
+    // SAFETY: XLA's buffers are valid for the call, and everything was checked above.
+    let outcome = unsafe { session.run(&call) };
+    cache::give(session);
+    outcome
+}
+
+/// The buffers of a list.
+///
+/// # Safety
+/// `list` is XLA's list of operands or results.
+unsafe fn views<'a>(list: &Buffers, what: &str) -> Result<Vec<View<'a>>> {
+    let size = usize::try_from(list.size).unwrap_or(0);
+    let view = |place: usize| {
+        // SAFETY: the lists have `size` items; a buffer has `rank` sizes.
+        unsafe {
+            if *list.types.add(place) != BUFFER {
+                return Err(Error::invalid(format!("{what} {place}: expected a buffer")));
+            }
+            let buffer = &*(*list.items.add(place)).cast::<Buffer>();
+            let shape = match usize::try_from(buffer.rank) {
+                Ok(rank) if rank > 0 => std::slice::from_raw_parts(buffer.dims, rank),
+                _ => &[],
+            };
+            let (element, called) = element_of(buffer.dtype);
+            Ok(View { data: buffer.data.cast(), element, called, shape })
+        }
+    };
+    (0..size).map(view).collect()
+}
+
+/// The element type that an `XLA_FFI_DataType` names, and its name.
+fn element_of(dtype: i32) -> (Option<Element>, String) {
+    let element = match dtype {
+        4 => Element::I32,
+        6 => Element::U8,
+        8 => Element::U32,
+        10 => Element::Real(DType::F16),
+        11 => Element::Real(DType::F32),
+        12 => Element::Real(DType::F64),
+        16 => Element::Real(DType::Bf16),
+        other => {
+            let name = match other {
+                1 => "pred".to_string(),
+                2 => "i8".to_string(),
+                3 => "i16".to_string(),
+                5 => "i64".to_string(),
+                9 => "u64".to_string(),
+                15 => "c64".to_string(),
+                18 => "c128".to_string(),
+                other => format!("type {other}"),
+            };
+            return (None, name);
+        }
+    };
+    (Some(element), element.name().to_string())
+}
+
+/// The number of operands and results does not depend on sizes: it is checked first, on blocks of size 1.
+fn check_arity(verb: Verb, attributes: &Attributes, inputs: usize, outputs: usize) -> Result<()> {
+    let stack = stack(attributes, vec![1; attributes.order], 1, DType::F32);
+    let layout = stack.layout(&attributes.config)?;
+    let ports = Ports::new(verb, &stack, &layout, attributes.with_params);
+    for (what, ports, got) in [("operands", &ports.inputs, inputs), ("results", &ports.outputs, outputs)] {
+        if ports.len() != got {
+            let names: Vec<&str> = ports.iter().map(|p| p.name.as_str()).collect();
+            return Err(Error::invalid(format!(
+                "expected {} {what} ({}), got {got}",
+                ports.len(),
+                names.join(", ")
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn stack(attributes: &Attributes, dims: Vec<usize>, count: usize, dtype: DType) -> Stack {
+    Stack {
+        dims,
+        count,
+        dtype,
+        weight_decay_scale: attributes.weight_decay_scale,
+        root: attributes.root,
+        grafting_only: !attributes.preconditioned,
+    }
+}
+
+/// The batch and the stack that the operands' shapes and types tell; their number is right.
+fn read_stack<'a>(verb: Verb, attributes: &Attributes, inputs: &[View<'a>]) -> Result<(&'a [i64], Stack)> {
+    let order = attributes.order;
+    let first = inputs[0].shape;
+    let size = |d: i64| usize::try_from(d).unwrap_or(0);
+    let real = |view: &View| match view.element {
+        Some(Element::Real(dtype)) => Some(dtype),
+        _ => None,
+    };
+    let (batch, dims, found) = if verb == Verb::Check {
+        // info, clock, record, then the statistics, bases, spectra and inverse roots of every axis.
+        let statistic = |axis: usize| inputs.get(3 + axis).and_then(|v| v.shape.last()).copied();
+        let dims = (0..order).map(|axis| statistic(axis).map_or(1, size)).collect();
+        let double = inputs.get(3 + 3 * order).and_then(real) == Some(DType::F64);
+        (first, dims, Some(if double { DType::F64 } else { DType::F32 }))
+    } else {
+        if first.len() < order {
+            return Err(Error::new(
+                Kind::ShapeMismatch,
+                format!("operand 0 'grads': expected at least {order} dimensions, got {}", dims_text(first)),
+            ));
+        }
+        let (batch, dims) = first.split_at(first.len() - order);
+        let own = if attributes.with_params { &inputs[1] } else { &inputs[0] };
+        (batch, dims.iter().copied().map(size).collect(), real(own))
+    };
+    let count = batch.iter().map(|d| size(*d)).try_fold(1usize, usize::checked_mul);
+    // A type that is none of the four is refused by the port, against the default.
+    let dtype = attributes.dtype.or(found).unwrap_or(DType::F32);
+    Ok((batch, stack(attributes, dims, count.unwrap_or(0), dtype)))
+}
+
+/// Checks the buffers of a list against their ports.
+fn give(what: &str, ports: &[Port], views: &[View], batch: &[i64], need: usize) -> Result<Vec<Given>> {
+    let count: i64 = batch.iter().product();
+    let check = |(place, (port, view)): (usize, (&Port, &View))| {
+        let refuse =
+            |kind, problem: String| Error::new(kind, format!("{what} {place} '{}': {problem}", port.name));
+        if port.role == Role::Workspace {
+            let bytes = view.shape.iter().product::<i64>().max(0) as usize;
+            if view.element != Some(Element::U8) || bytes < need {
+                let got = format!("{}{}", view.called, dims_text(view.shape));
+                return Err(refuse(Kind::ShapeMismatch, format!("expected at least u8[{need}], got {got}")));
+            }
+            return Ok(Given { data: view.data, element: Element::U8, bytes });
+        }
+        let element = port
+            .check(batch, view.element, &view.called, view.shape)
+            .map_err(|cause| refuse(cause.kind, cause.message))?;
+        if view.data.is_null() {
+            return Err(refuse(Kind::InvalidArgument, "data is NULL".into()));
+        }
+        Ok(Given { data: view.data, element, bytes: port.stride(element) * count as usize })
+    };
+    ports.iter().zip(views).enumerate().map(check).collect()
+}

@@ -1,0 +1,83 @@
+"""A donated state is updated where it lies: the same addresses before and after, and no copy in the program."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from foam.jax import foam
+from support import LIVELY, copies, gradients, model, pointers
+
+SHAPES = {
+    "square": {"w": jnp.ones((16, 16))},
+    "square_stack": {str(number): jnp.ones((16, 16)) for number in range(4)},
+    "oblong": {"w": jnp.ones((16, 12))},
+    "oblong_stack": {str(number): jnp.ones((16, 12)) for number in range(4)},
+    "cube": {"w": jnp.ones((8, 8, 8))},
+    "cut": {"w": jnp.ones((40, 40))},
+    "tree": model(),
+}
+VARIANTS = {"defaults": {}, "momentum": {"momentum": 0.9, "weight_decay": 0.1}, "grafting": {"policy": "grafting_only"}}
+
+
+def train_step(optimizer):
+    def step(params, state, grads):
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return step
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_jit(shapes, variant):
+    params = jax.tree.map(jnp.array, SHAPES[shapes])
+    optimizer = foam(0.01, **{**LIVELY, **VARIANTS[variant]})
+    state, grads = optimizer.init(params), gradients(params, 1)[0]
+    compiled = jax.jit(train_step(optimizer), donate_argnums=(0, 1)).lower(params, state, grads).compile()
+    assert copies(compiled, least=1) == []
+    for _ in range(3):
+        before = pointers((params, state))
+        params, state = compiled(params, state, grads)
+        assert pointers((params, state)) == before
+
+
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_the_bare_update(shapes):
+    params = jax.tree.map(jnp.array, SHAPES[shapes])
+    optimizer = foam(0.01, **LIVELY)
+    state, grads = optimizer.init(params), gradients(params, 1)[0]
+    compiled = jax.jit(lambda grads, state, params: optimizer.update(grads, state, params)[::-1], donate_argnums=1)
+    compiled = compiled.lower(grads, state, params).compile()
+    assert copies(compiled) == []
+    before = pointers(state)
+    state, _ = compiled(grads, state, params)
+    assert pointers(state) == before
+
+
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_scan(shapes):
+    params = jax.tree.map(jnp.array, SHAPES[shapes])
+    optimizer = foam(0.01, **LIVELY)
+    state = optimizer.init(params)
+    grads = jax.tree.map(lambda leaf: jnp.stack([leaf] * 5), gradients(params, 1)[0])
+    step = train_step(optimizer)
+
+    def run(params, state, grads):
+        return jax.lax.scan(lambda carry, one: (step(*carry, one), None), (params, state), grads)[0]
+
+    compiled = jax.jit(run, donate_argnums=(0, 1)).lower(params, state, grads).compile()
+    of_state = {f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(state)}
+    assert copies(compiled) == [], of_state
+    before = pointers(state)
+    _, state = compiled(params, state, grads)
+    assert pointers(state) == before
+
+
+def test_a_state_that_is_not_donated_is_left_alone():
+    params, optimizer = model(), foam(0.01, **LIVELY)
+    state, grads = optimizer.init(params), gradients(params, 1)[0]
+    kept = jax.tree.map(lambda leaf: bytes(leaf.tobytes()), jax.device_get(state))
+    for _ in range(3):
+        jax.jit(optimizer.update)(grads, state, params)
+    assert jax.tree.map(lambda leaf: bytes(leaf.tobytes()), jax.device_get(state)) == kept

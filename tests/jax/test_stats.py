@@ -1,0 +1,78 @@
+"""The figures of every factor can be read out of a state, tabulated and plotted."""
+
+import csv
+import math
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import foam as package
+from foam.jax import foam, foam_stats, foam_stats_csv
+from support import LIVELY, gradients, model, python
+
+
+def run(optimizer, params, steps=6):
+    state, step = optimizer.init(params), jax.jit(optimizer.update)
+    for grads in gradients(params, steps):
+        _, state = step(grads, state, params)
+    return state
+
+
+def test_figures_of_a_run():
+    params = model()
+    figures = foam_stats(run(foam(**LIVELY), params))
+    assert figures["steps"] == 6 and figures["skipped_steps"] == 0 and figures["params"] == 9
+    assert figures["checks"] == 3 * len(figures["factors"])
+    assert 0 < figures["evd_calls"] <= figures["checks"]
+    assert figures["evd_rate"] == pytest.approx(figures["evd_calls"] / figures["checks"])
+    factor = next(factor for factor in figures["factors"] if factor["param"] == "layers/2/kernel")
+    assert factor["axis"] == 0 and factor["dim"] == 16 and factor["last_check"] == 6
+    assert factor["epsilon"] >= factor["epsilon_base"] == 1e-4 and factor["branch"] != "none"
+    assert factor["eigenvalue_max"] > 0 and math.isfinite(factor["proxy"]) and factor["has_basis"]
+
+
+def test_states_are_found_inside_others():
+    params = model()
+    chained = optax.chain(optax.clip_by_global_norm(1.0), foam(**LIVELY))
+    assert foam_stats({"model": 3, "state": run(chained, params)})["steps"] == 6
+    labels = jax.tree.map(lambda leaf: "matrix" if leaf.ndim > 1 else "rest", params)
+    both = {"matrix": foam(**LIVELY), "rest": foam(**LIVELY)}
+    split = optax.multi_transform(both, labels) if hasattr(optax, "multi_transform") else None
+    figures = foam_stats(run(split, params))
+    assert figures["params"] == 9 and len({factor["param"] for factor in figures["factors"]}) == 9
+    with pytest.raises(package.InvalidArgumentError, match="no state of scale_by_foam"):
+        foam_stats(optax.adam(1e-3).init(params))
+
+
+def test_a_state_that_lost_its_types_can_be_read():
+    state = run(foam(**LIVELY), model())
+    bare = jax.device_get(state[0])._asdict()
+    assert str(foam_stats([bare])) == str(foam_stats(state))
+
+
+def test_csv_for_the_plot_command(tmp_path):
+    params, optimizer = {"w": jnp.ones((12, 8)), "b": jnp.ones(8)}, foam(**LIVELY)
+    state, step = optimizer.init(params), jax.jit(optimizer.update)
+    path = tmp_path / "stats.csv"
+    for number, grads in enumerate(gradients(params, 8)):
+        _, state = step(grads, state, params)
+        if number % 2:
+            foam_stats_csv(path, state)
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 4 * 3 and [row["step"] for row in rows[::3]] == ["2", "4", "6", "8"]
+    assert {row["param"] for row in rows} == {"w", "b"} and float(rows[-1]["epsilon"]) > 0
+    if package.__version__ and _has_matplotlib():
+        done = python("-m", "foam", "plot", path)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "stats.png").stat().st_size > 10_000
+
+
+def _has_matplotlib():
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return False
+    return True

@@ -1,0 +1,155 @@
+"""A step through JAX is the engine's step, bit for bit, however it is compiled."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from foam.jax import foam, foam_stats, scale_by_foam
+from support import LIVELY, Engine, flat, gradients, model, same, subtracted
+
+LR = 0.01
+
+VARIANTS = {
+    "defaults": {},
+    "stale": dict(policy="stale"),
+    "fixed_epsilon": dict(policy="foam_fixed_epsilon"),
+    "no_refresh": dict(policy="foam_no_refresh"),
+    "residual": dict(policy="diagonal_residual"),
+    "certified": dict(policy="foam_certified"),
+    "grafting_only": dict(policy="grafting_only"),
+    "paper": dict(preset="paper"),
+    "late_start": dict(start_step=5, grafting="sgd"),
+    "no_grafting": dict(grafting="none", beta1=0.0),
+    "adagrad_normalized": dict(grafting="adagrad", normalized_grafting=True),
+    "nesterov": dict(momentum=0.9, nesterov=True, grafting="rmsprop"),
+    "nadam_sum": dict(nadam=True, beta2=1.0, bias_correction=False),
+    "root_4": dict(root=4, epsilon_left=2e-4, epsilon_right=5e-4, exponent_multiplier=1.5),
+    "merged": dict(merge_dims=True, max_factor_dim=32),
+    "momentum_decay": dict(momentum=0.5, weight_decay=0.1),
+    "coupled_decay": dict(decoupled_weight_decay=False, weight_decay=0.1),
+    "threads": dict(num_threads=2),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_update_is_the_engines_bit_for_bit(name):
+    options = {**LIVELY, "weight_decay": 0.0, **VARIANTS[name]}
+    params = model()
+    engine = Engine(params, LR, **options)
+    optimizer = scale_by_foam(**options)
+    state, step = optimizer.init(params), jax.jit(optimizer.update)
+    for grads in gradients(params, 7):
+        before = engine.tree(params)
+        updates, state = step(grads, state, before)
+        engine.step(grads)
+        for leaf, update in flat(updates).items():
+            expected = subtracted(flat(before)[leaf], update, LR)
+            assert engine.weights[leaf].tobytes() == expected.tobytes(), leaf
+    ours, theirs = foam_stats(state)["factors"], engine.optimizer.factor_stats()
+    assert len(ours) == len(theirs)
+    for mine, its in zip(ours, theirs):
+        for key in set(its) - {"last_branch"}:
+            assert mine[key] == its[key] or (mine[key] != mine[key] and its[key] != its[key]), (key, mine, its)
+    assert not theirs or sum(factor["checks"] for factor in ours) > 0
+
+
+def test_decoupled_decay_is_the_engines_up_to_one_rounding():
+    params = model()
+    options = {**LIVELY, "weight_decay": 0.3}
+    engine, optimizer = Engine(params, LR, **options), foam(LR, **options)
+    state, step = optimizer.init(params), jax.jit(optimizer.update)
+    for grads in gradients(params, 5):
+        before = engine.tree(params)
+        updates, state = step(grads, state, before)
+        engine.step(grads)
+        for leaf, update in flat(optax.apply_updates(before, updates)).items():
+            np.testing.assert_allclose(update, engine.weights[leaf], rtol=3e-7, atol=1e-8)
+
+
+def test_eager_jit_and_scan_are_equal_bit_for_bit():
+    params, optimizer = model(), foam(LR, **LIVELY)
+    every = gradients(params, 6)
+
+    def step(state, grads):
+        updates, state = optimizer.update(grads, state, params)
+        return state, updates
+
+    start = optimizer.init(params)
+    eager, eager_updates = start, []
+    for grads in every:
+        eager, updates = step(eager, grads)
+        eager_updates.append(updates)
+    jitted, jitted_updates = start, []
+    for grads in every:
+        jitted, updates = jax.jit(step)(jitted, grads)
+        jitted_updates.append(updates)
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *every)
+    scanned, scanned_updates = jax.jit(lambda state, grads: jax.lax.scan(step, state, grads))(start, stacked)
+    with jax.disable_jit():
+        bare, bare_updates = step(start, every[0])
+    assert same(eager, jitted) and same(eager, scanned)
+    assert same(eager_updates, jitted_updates)
+    for number, updates in enumerate(eager_updates):
+        assert same(updates, jax.tree.map(lambda leaf: leaf[number], scanned_updates))
+    assert int(bare[0].count) == 1 and jax.tree.structure(bare_updates) == jax.tree.structure(updates)
+
+
+def test_vmap_equals_a_loop():
+    optimizer = foam(LR, **LIVELY)
+    many = [model(seed) for seed in range(3)]
+    grads = [gradients(params, 5, seed) for seed, params in enumerate(many)]
+
+    def run(params, grads):
+        state = optimizer.init(params)
+        for one in grads:
+            updates, state = optimizer.update(one, state, params)
+            params = jax.tree.map(lambda leaf, update: leaf + update, params, updates)
+        return params, state
+
+    def together(trees):
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+    alone = [jax.jit(run)(params, list(own)) for params, own in zip(many, grads)]
+    batch = jax.jit(jax.vmap(run))(together(many), [together(step) for step in zip(*grads)])
+    for number, (params, state) in enumerate(alone):
+        picked = jax.tree.map(lambda leaf: leaf[number], batch)
+        assert same(picked[1], state)
+        assert same(picked[0], params)
+    assert len(foam_stats(batch[1])["factors"]) == 3 * len(foam_stats(alone[0][1])["factors"])
+
+
+def test_cond_takes_or_leaves_a_step():
+    params, optimizer = model(), foam(LR, **LIVELY)
+    grads = gradients(params, 4)
+
+    @jax.jit
+    def maybe(wanted, state, grads):
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return jax.lax.cond(wanted, lambda: optimizer.update(grads, state, params), lambda: (zeros, state))
+
+    state = expected = optimizer.init(params)
+    for number, one in enumerate(grads):
+        _, state = maybe(number % 2 == 0, state, one)
+        if number % 2 == 0:
+            _, expected = jax.jit(optimizer.update)(one, expected, params)
+    assert same(state, expected) and int(state[0].count) == 2
+
+
+def test_long_scans_donate_and_learn():
+    target = model(3)
+    optimizer = foam(0.05, **{**LIVELY, "check_period": 5})
+
+    def step(carry, _):
+        params, state = carry
+        grads = jax.tree.map(jnp.subtract, params, target)
+        updates, state = optimizer.update(grads, state, params)
+        return (optax.apply_updates(params, updates), state), optax.global_norm(grads)
+
+    params = model(4)
+    run = jax.jit(lambda carry: jax.lax.scan(step, carry, length=150), donate_argnums=0)
+    (_, state), norms = run((params, optimizer.init(params)))
+    assert norms[-1] < 0.2 * norms[0]
+    figures = foam_stats(state)
+    assert figures["steps"] == 150 and 0 < figures["evd_calls"] < figures["checks"]
