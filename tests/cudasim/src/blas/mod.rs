@@ -1,0 +1,15 @@
+//! cuBLAS, in plain loops and f64.
+//!
+//! | module | entry points |
+//! | --- | --- |
+//! | [`handle`] | handles, streams, modes |
+//! | [`gemm`] | products, single and batched |
+//! | [`level3`] | `syrk`, `dgmm`, `geam` |
+//! | [`level1`] | `nrm2`, `dot`, `axpy`, `scal` |
+
+pub mod gemm;
+pub mod handle;
+pub mod level1;
+pub mod level3;
+
+pub use handle::BlasHandle;
