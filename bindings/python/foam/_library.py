@@ -163,6 +163,7 @@ def _declare(functions: ctypes.CDLL) -> None:
         "foam_abi_version": (c_uint32, []),
         "foam_build_info": (c_char_p, []),
         "foam_status_name": (c_char_p, [c_int32]),
+        "foam_cuda_probe": (status, [POINTER(c_int32), c_char_p, c_size_t, size_out, error]),
         "foam_config_init": (status, [config, c_uint32, c_char_p, error]),
         "foam_config_set": (status, [config, c_char_p, c_char_p, error]),
         "foam_config_get": (status, [config, c_char_p, c_char_p, c_size_t, error]),

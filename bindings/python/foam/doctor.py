@@ -9,19 +9,12 @@ import ctypes
 import os
 import platform
 import sys
-from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Tuple
 
 from . import _library, _structs, _version
-from .errors import FoamError
+from .errors import FoamError, LibraryError
 
 __all__ = ["main"]
-
-#: CUDA's libraries under the names that a program asks for, newest first.
-CUDA_LIBRARIES = {
-    "driver": ("libcuda.so.1",),
-    "cuBLAS": ("libcublas.so.13", "libcublas.so.12"),
-    "cuSOLVER": ("libcusolver.so.12", "libcusolver.so.11"),
-}
 
 #: CPU features that the kernels profit from.
 _FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve")
@@ -142,50 +135,25 @@ def _trial() -> str:
 
 
 def _cuda() -> Iterator[Row]:
-    driver = None
-    for part, names in CUDA_LIBRARIES.items():
-        for name in names:
-            loaded, outcome = _try_load(name)
-            yield Row("CUDA", f"{part}: {name}", outcome)
-            if part == "driver":
-                driver = loaded
-    yield Row("CUDA", "devices", _devices(driver) if driver else "none: there is no driver library")
-    backends = _backends()
-    yield Row("CUDA", "library's backends", backends)
+    """What the library itself finds of CUDA: each line of its report starts with what it is about."""
+    for line in _probe().splitlines():
+        item, _, result = line.partition(": ")
+        yield Row("CUDA", item, _one_line(result))
+    yield Row("CUDA", "library's backends", _backends())
 
 
-def _try_load(name: str) -> Tuple[Optional[ctypes.CDLL], str]:
+def _probe() -> str:
+    size = ctypes.c_size_t(0)
     try:
-        loaded = ctypes.CDLL(name)
-    except OSError as cause:
-        return None, f"not found: {_one_line(str(cause))}"
-    return loaded, "found"
-
-
-def _devices(driver: ctypes.CDLL) -> str:
-    status = driver.cuInit(0)
-    if status != 0:
-        return f"cuInit failed with error {status}{_cuda_error(driver, status)}"
-    version, count = ctypes.c_int(0), ctypes.c_int(0)
-    driver.cuDriverGetVersion(ctypes.byref(version))
-    status = driver.cuDeviceGetCount(ctypes.byref(count))
-    if status != 0:
-        return f"cuDeviceGetCount failed with error {status}{_cuda_error(driver, status)}"
-    names = []
-    for number in range(count.value):
-        device, text = ctypes.c_int(0), ctypes.create_string_buffer(128)
-        driver.cuDeviceGet(ctypes.byref(device), number)
-        driver.cuDeviceGetName(text, len(text), device)
-        names.append(f"{number}: {text.value.decode('utf-8', 'replace')}")
-    supports = f"driver for CUDA {version.value // 1000}.{version.value % 1000 // 10}"
-    return f"{supports}; {', '.join(names) or 'no device'}"
-
-
-def _cuda_error(driver: ctypes.CDLL, status: int) -> str:
-    text = ctypes.c_char_p()
-    if driver.cuGetErrorString(status, ctypes.byref(text)) == 0 and text.value:
-        return f" ({text.value.decode('utf-8', 'replace')})"
-    return ""
+        library = _library.load()
+        library.call("foam_cuda_probe", None, None, 0, ctypes.byref(size))
+        text = ctypes.create_string_buffer(size.value)
+        library.call("foam_cuda_probe", None, text, len(text), ctypes.byref(size))
+    except LibraryError:
+        return "cuda: not looked for: there is no library"
+    except FoamError as cause:
+        return f"cuda: not looked for: {cause.message}"
+    return text.value.decode("utf-8", "replace")
 
 
 def _backends() -> str:
