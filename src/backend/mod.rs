@@ -112,6 +112,8 @@ pub struct RefreshOrder {
     pub epsilon: f64,
     /// The parameter's step, for the record.
     pub step: u64,
+    /// The step of the refresh before, to fall back on.
+    pub last_refresh: i64,
     /// Whether there is a stale basis to fall back on.
     pub has_basis: bool,
     /// The chosen precision failed at the last check: begin with double precision.
@@ -222,8 +224,12 @@ pub trait Backend: Send {
     fn restore(&mut self, clocks: &[Clock], dampings: &[f64]) -> Result<()>;
     /// What it occupies.
     fn footprint(&self) -> Footprint;
-    /// The backend as one that works on the caller's state, if it can.
+    /// The backend as one that works on the caller's state and answers at once, if it can.
     fn bound(&mut self) -> Option<&mut dyn bound::Bound> {
+        None
+    }
+    /// The backend as one that works on the caller's state on its own, if it can.
+    fn late(&mut self) -> Option<&mut dyn bound::Late> {
         None
     }
 }

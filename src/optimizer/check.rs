@@ -121,7 +121,7 @@ impl Optimizer {
     }
 
     /// Whether a factor is looked at before anything is decided about it.
-    fn is_sensed(&self, factor: usize) -> bool {
+    pub(super) fn is_sensed(&self, factor: usize) -> bool {
         policy::senses(self.config.policy) && self.records[factor].counters.has_basis != 0
     }
 
@@ -150,7 +150,7 @@ impl Optimizer {
         !sensed
     }
 
-    fn sense_order(&self, factor: usize) -> SenseOrder {
+    pub(super) fn sense_order(&self, factor: usize) -> SenseOrder {
         let base = self.plan.factors[factor].epsilon;
         let search = (self.config.policy == Policy::FoamCertified).then(|| Search {
             low: base,
@@ -167,6 +167,7 @@ impl Optimizer {
             scale: self.statistic_scale(factor),
             epsilon: self.plan.factors[factor].epsilon,
             step: self.time_of(factor).step,
+            last_refresh: self.records[factor].counters.last_refresh,
             doubled: false,
             has_basis: self.records[factor].counters.has_basis != 0,
             fault: self.fault(),
@@ -213,8 +214,16 @@ impl Optimizer {
         (base, Some(base.max(self.config.epsilon_max)))
     }
 
-    /// Writes the outcome of a refresh into the factor's record; gives the ε to use.
+    /// Writes the outcome of a refresh into the factor's record, and says what a user should know; gives the ε
+    /// to use.
     fn adopt(&mut self, order: &RefreshOrder, refreshed: &Refreshed) -> f64 {
+        self.note(order, refreshed);
+        self.remark(order.factor, refreshed);
+        self.records[order.factor].gauges.epsilon
+    }
+
+    /// Writes the outcome of a refresh into the factor's record.
+    pub(super) fn note(&mut self, order: &RefreshOrder, refreshed: &Refreshed) {
         let factor = order.factor;
         let t = order.step as i64;
         let base = self.plan.factors[factor].epsilon;
@@ -230,6 +239,7 @@ impl Optimizer {
         let given_up = refreshed.rung == Rung::Stale;
         if given_up && order.has_basis {
             counters.reuse_calls += 1;
+            counters.last_refresh = order.last_refresh;
         } else {
             counters.evd_calls += i64::from(!given_up);
             counters.last_refresh = t;
@@ -239,9 +249,6 @@ impl Optimizer {
             gauges.eigenvalue_max = refreshed.eigenvalue_max;
         }
         gauges.epsilon = if given_up { base.max(self.config.epsilon_max) } else { base };
-        let epsilon = gauges.epsilon;
-        self.remark(factor, refreshed);
-        epsilon
     }
 
     /// Says what a user should know about a refresh.

@@ -228,12 +228,12 @@ pub fn wait_for(stream: CUstream) -> Result<()> {
     check(unsafe { sys::cuStreamSynchronize(stream) }, "cuStreamSynchronize")
 }
 
-/// Device memory, from the driver or from the caller's allocator.
+/// Device memory, from the driver or from the caller's allocator, or lent for a call.
 pub struct Memory {
     device: Arc<Device>,
     address: CUdeviceptr,
     bytes: usize,
-    source: Allocator,
+    source: Option<Allocator>,
 }
 
 impl Memory {
@@ -256,13 +256,23 @@ impl Memory {
         if address == 0 {
             return Err(Error::out_of_memory(what, bytes as u128));
         }
-        let memory = Memory { device: device.clone(), address, bytes, source };
+        let memory = Memory { device: device.clone(), address, bytes, source: Some(source) };
         if address % ALIGNMENT as u64 != 0 {
             return Err(Error::invalid(format!(
                 "config.allocate returned memory that is not aligned; expected alignment {ALIGNMENT}"
             )));
         }
         Ok(memory)
+    }
+
+    /// Memory of somebody else's.
+    pub fn lent(device: &Arc<Device>, address: u64, bytes: usize) -> Memory {
+        Memory { device: device.clone(), address, bytes, source: None }
+    }
+
+    /// Whether it is somebody else's.
+    pub fn is_lent(&self) -> bool {
+        self.source.is_none()
     }
 
     /// Its first byte.
@@ -297,8 +307,9 @@ fn refused(cause: Error, bytes: usize, what: &str) -> Error {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        let Some(source) = self.source else { return };
         let _current = self.device.enter();
-        match self.source {
+        match source {
             // SAFETY: given by the driver.
             Allocator::System => unsafe {
                 sys::cuMemFree_v2(self.address);
@@ -327,6 +338,15 @@ pub unsafe fn upload(target: u64, source: *const u8, bytes: usize, stream: CUstr
 pub unsafe fn download(target: *mut u8, source: u64, bytes: usize, stream: CUstream) -> Result<()> {
     // SAFETY: the caller's contract.
     check(unsafe { sys::cuMemcpyDtoHAsync_v2(target.cast(), source, bytes, stream) }, "cuMemcpyDtoHAsync")
+}
+
+/// Copies within the device in the order of `stream`.
+///
+/// # Safety
+/// Both have `bytes` bytes, valid until the copy has run, and do not overlap.
+pub unsafe fn copy(target: u64, source: u64, bytes: usize, stream: CUstream) -> Result<()> {
+    // SAFETY: the caller's contract.
+    check(unsafe { sys::cuMemcpyDtoDAsync_v2(target, source, bytes, stream) }, "cuMemcpyDtoDAsync")
 }
 
 /// Host memory that the device can reach while the host goes on.

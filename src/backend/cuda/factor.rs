@@ -25,7 +25,7 @@ fn tolerance(precision: Precision) -> f64 {
 
 /// Factors that are worked on together: consecutive tasks of one side and one precision.
 #[derive(Clone, Debug)]
-struct Group {
+pub(super) struct Group {
     tasks: Range<usize>,
     n: usize,
     statistic: Precision,
@@ -67,8 +67,8 @@ impl Cuda {
             spectrum: self.slot(plan.spectrum),
             inverse_root: self.slot(plan.inverse_root),
             diagonal: tables + (sections.diagonals + self.layout.diagonals[factor] * 8) as u64,
-            clock: tables + (sections.clocks + block * size_of::<Time>()) as u64,
-            damping: tables + (sections.dampings + factor * 8) as u64,
+            clock: self.clocks + (block * size_of::<Time>()) as u64,
+            damping: self.dampings.0 + (factor * self.dampings.1) as u64,
             exponent: plan.exponent,
             log_beta2: beta2.ln(),
             correct: i32::from(self.config.bias_correction && beta2 > 0.0 && beta2 < 1.0),
@@ -77,7 +77,7 @@ impl Cuda {
     }
 
     /// Where the answer to a refresh of `factor` goes.
-    fn renewal(&self, factor: usize) -> u64 {
+    pub(super) fn renewal(&self, factor: usize) -> u64 {
         let size = size_of::<super::tables::Renewal>();
         self.tables.address() + (self.layout.tables.renewals + factor * size) as u64
     }
@@ -101,7 +101,11 @@ impl Cuda {
     }
 
     /// Cuts a list, sorted by side, into groups that fit into the workspace.
-    fn groups(&self, factors: &[usize], solver: impl Fn(usize) -> Option<Precision>) -> Vec<Group> {
+    pub(super) fn groups(
+        &self,
+        factors: &[usize],
+        solver: impl Fn(usize) -> Option<Precision>,
+    ) -> Vec<Group> {
         let mut groups: Vec<Group> = Vec::new();
         for (number, factor) in factors.iter().enumerate() {
             let param = self.plan.param_of(*factor);
@@ -120,7 +124,7 @@ impl Cuda {
         groups
     }
 
-    fn bench(&self, group: &Group) -> Bench {
+    pub(super) fn bench(&self, group: &Group) -> Bench {
         Bench::new(self.work.address(), group.n, group.solver.size(), group.tasks.len()).0
     }
 
@@ -136,7 +140,7 @@ impl Cuda {
     }
 }
 
-fn batch(bench: &Bench, group: &Group) -> Batch {
+pub(super) fn batch(bench: &Bench, group: &Group) -> Batch {
     Batch {
         matrices: bench.matrices[1],
         spectra: bench.spectra,
@@ -265,7 +269,7 @@ fn fault(order: &RefreshOrder) -> i32 {
 /// A single factor in double precision may need more room than the plan foresaw.
 fn make_room(cuda: &mut Cuda, group: &Group) -> Result<()> {
     let bytes = Bench::bytes(group.n, group.solver.size(), group.tasks.len());
-    if bytes > cuda.work.bytes() {
+    if bytes > cuda.work.bytes() && !cuda.work.is_lent() {
         driver::wait_for(cuda.stream)?;
         cuda.work = Memory::new(&cuda.engine.device, bytes, cuda.allocator, "a refresh in double precision")?;
         cuda.stacks = cuda.bind();

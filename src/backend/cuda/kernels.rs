@@ -25,6 +25,12 @@ pub fn index(precision: Precision) -> usize {
 pub struct Engine {
     /// Carries the sites to the device.
     pub post: Function,
+    /// Writes the sites of a stack on the device.
+    pub lay: Function,
+    /// Orders for clocks that have ticked already.
+    pub recall: Function,
+    /// Records that depend on a refresh.
+    pub choose: Function,
     /// A step begins.
     pub begin: Function,
     /// Is the step taken?
@@ -111,6 +117,9 @@ impl Engine {
         };
         Ok(Engine {
             post: one("post")?,
+            lay: one("lay")?,
+            recall: one("recall")?,
+            choose: one("choose")?,
             begin: one("begin")?,
             judge: one("judge")?,
             heard: one("heard")?,

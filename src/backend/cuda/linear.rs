@@ -11,7 +11,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::sync::Arc;
 
 /// What NVIDIA recommends for cuBLAS: with it given, cuBLAS allocates nothing itself.
-const BLAS_WORKSPACE: usize = 4 << 20;
+pub const BLAS_WORKSPACE: usize = 4 << 20;
 
 /// Largest side for which the batched solver is taken.
 const BATCHED_SIDE: usize = 256;
@@ -108,9 +108,12 @@ fn data_type(precision: Precision) -> solver::cudaDataType {
 }
 
 impl Linear {
-    /// Handles on `device`, whose context is current.
-    pub fn new(device: &Arc<Device>, allocator: Allocator, batched: bool) -> Result<Linear> {
-        let workspace = Memory::new(device, BLAS_WORKSPACE, allocator, "the workspace of cuBLAS")?;
+    /// Handles on `device`, whose context is current. Without an allocator, workspace is lent for each call.
+    pub fn new(device: &Arc<Device>, allocator: Option<Allocator>, batched: bool) -> Result<Linear> {
+        let workspace = match allocator {
+            Some(allocator) => Memory::new(device, BLAS_WORKSPACE, allocator, "the workspace of cuBLAS")?,
+            None => Memory::lent(device, 0, 0),
+        };
         let mut made = Linear {
             blas: std::ptr::null_mut(),
             solver: std::ptr::null_mut(),
@@ -230,10 +233,20 @@ impl Linear {
         }
     }
 
+    /// Takes the caller's workspace: [`BLAS_WORKSPACE`] bytes, then what the solver needs.
+    pub fn borrow(&mut self, at: u64, bytes: usize) {
+        self.workspace = Memory::lent(&self.device, at, BLAS_WORKSPACE);
+        let scratch = bytes.saturating_sub(BLAS_WORKSPACE);
+        self.scratch = Some(Memory::lent(&self.device, at + BLAS_WORKSPACE as u64, scratch));
+    }
+
     /// Makes the solver's workspace large enough for `batch`; grows only here.
     pub fn prepare(&mut self, batch: &Batch, allocator: Allocator) -> Result<()> {
         let (bytes, host) = self.needs(batch)?;
         if self.scratch.as_ref().is_none_or(|scratch| scratch.bytes() < bytes) {
+            if self.workspace.is_lent() {
+                return Err(Error::out_of_memory("an eigendecomposition, in the workspace", bytes as u128));
+            }
             self.scratch = None;
             self.scratch = Some(Memory::new(&self.device, bytes, allocator, "an eigendecomposition")?);
         }
@@ -248,7 +261,7 @@ impl Linear {
     }
 
     /// Bytes of workspace on the device and on the host.
-    fn needs(&self, batch: &Batch) -> Result<(usize, usize)> {
+    pub fn needs(&self, batch: &Batch) -> Result<(usize, usize)> {
         let (mut bytes, mut host) = (0usize, 0usize);
         let kind = data_type(batch.precision);
         let (vectors, lower) = (

@@ -4,6 +4,7 @@
 //! itself (the gate), and the host hears of it when it waits anyway: at a check, or when it is asked for
 //! figures. Blocks of equal shape are stacked, so that launches do not grow with their number.
 
+mod borrowed;
 mod driver;
 mod factor;
 mod kernels;
@@ -13,6 +14,7 @@ mod stacks;
 mod step;
 mod tables;
 
+use super::bound::Late;
 use super::{
     Backend, BlockOrder, Footprint, News, RedampOrder, RefreshOrder, Refreshed, Rung, SenseOrder, Tensors,
 };
@@ -40,6 +42,12 @@ pub struct Cuda {
     state: Memory,
     tables: Memory,
     work: Memory,
+    /// Address of every state buffer.
+    slots: Vec<u64>,
+    /// Addresses of the blocks' clocks and infos, and of the factors' dampings with the bytes between them.
+    clocks: u64,
+    infos: u64,
+    dampings: (u64, usize),
     /// The stacks as the kernels see them.
     stacks: Vec<Stack>,
     /// The sites as last posted, and as this step wants them, by block in the order of the stacks.
@@ -67,6 +75,15 @@ pub struct Cuda {
     engine: Arc<Engine>,
 }
 
+/// The memory of a backend.
+struct Memories {
+    state: Memory,
+    tables: Memory,
+    work: Memory,
+    bulletin: Pinned,
+    tasks: Pinned,
+}
+
 // SAFETY: handles and addresses with an owner; one call at a time uses them.
 unsafe impl Send for Cuda {}
 
@@ -82,11 +99,38 @@ impl Cuda {
         let work = Memory::new(device, layout.work_bytes, allocator, "the workspace")?;
         let bulletin = Pinned::new(device, layout.tables.bulletin)?;
         let tasks = Pinned::new(device, 4 * plan.factors.len() * size_of::<Task>())?;
-        let linear = Linear::new(device, allocator, probe::has_batched_solver())?;
-        let own = Stream::new(device)?;
-        let ready = Event::new(device)?;
+        let linear = Linear::new(device, Some(allocator), probe::has_batched_solver())?;
+        let memory = Memories { state, tables, work, bulletin, tasks };
+        let mut made = Cuda::assemble(engine.clone(), plan, config, layout, linear, memory, allocator)?;
+        made.slots = made.layout.slots.iter().map(|at| made.state.address() + *at as u64).collect();
+        let at = |section: usize| made.tables.address() + section as u64;
+        let (clocks, infos) = (at(made.layout.tables.clocks), at(made.layout.tables.info));
+        let dampings = (at(made.layout.tables.dampings), 8);
+        (made.clocks, made.infos, made.dampings) = (clocks, infos, dampings);
+        made.stacks = made.bind();
+        made.clear()?;
+        made.reserve_solver()?;
+        Ok(made)
+    }
+
+    fn assemble(
+        engine: Arc<Engine>,
+        plan: Arc<Plan>,
+        config: &Config,
+        layout: Layout,
+        linear: Linear,
+        memory: Memories,
+        allocator: Allocator,
+    ) -> Result<Cuda> {
+        let own = Stream::new(&engine.device)?;
+        let ready = Event::new(&engine.device)?;
         let blocks = plan.blocks.len();
-        let mut made = Cuda {
+        let Memories { state, tables, work, bulletin, tasks } = memory;
+        Ok(Cuda {
+            slots: vec![0; plan.slots.len()],
+            clocks: 0,
+            infos: 0,
+            dampings: (0, 0),
             stacks: Vec::new(),
             sites: vec![Site::default(); blocks],
             wanted: vec![Site::default(); blocks],
@@ -108,13 +152,9 @@ impl Cuda {
             tasks,
             ready,
             own,
-            engine: engine.clone(),
+            engine,
             plan,
-        };
-        made.stacks = made.bind();
-        made.clear()?;
-        made.reserve_solver()?;
-        Ok(made)
+        })
     }
 
     /// The state as it is before the first step.
@@ -222,7 +262,7 @@ impl Cuda {
 
     /// The address of a state buffer.
     fn slot(&self, slot: SlotId) -> u64 {
-        self.state.address() + self.layout.slots[slot] as u64
+        self.slots[slot]
     }
 
     fn buffer(&self, slot: SlotId, len: usize) -> Result<u64> {
@@ -253,6 +293,10 @@ fn answer(renewal: &Renewal) -> Refreshed {
 }
 
 impl Backend for Cuda {
+    fn late(&mut self) -> Option<&mut dyn Late> {
+        Some(self)
+    }
+
     fn inspect(&mut self, tensors: &Tensors, orders: &mut [BlockOrder], waits: bool) -> Result<()> {
         let engine = self.engine.clone();
         let _current = engine.device.enter()?;
@@ -270,7 +314,7 @@ impl Backend for Cuda {
     fn accumulate(&mut self, _: &Tensors, orders: &[BlockOrder]) -> Result<()> {
         let engine = self.engine.clone();
         let _current = engine.device.enter()?;
-        step::accumulate(self, orders)
+        orders.first().map_or(Ok(()), |first| step::accumulate(self, first, self.gate()))
     }
 
     fn sense(&mut self, orders: &[SenseOrder], sensed: &mut [Sensed], news: &mut News) -> Result<()> {

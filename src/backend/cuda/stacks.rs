@@ -2,7 +2,7 @@
 //! which block lies where; fixed at creation.
 
 use super::driver::ALIGNMENT;
-use super::tables::{Drift, Gate, Renewal, Task, Time};
+use super::tables::{Choice, Drift, Gate, Renewal, Task, Time};
 use super::tables::{MAX_ORDER, ORDER_BYTES, Site};
 use crate::config::{Config, Policy};
 use crate::error::{Error, Kind, Result};
@@ -110,6 +110,8 @@ pub struct Sections {
     pub dampings: usize,
     /// Tasks: three lists, each of as many as there are factors, the middle one twice.
     pub tasks: usize,
+    /// Records that depend on refreshes.
+    pub choices: usize,
     /// Sensed diagonals.
     pub diagonals: usize,
     /// Partial sums.
@@ -252,6 +254,7 @@ fn place_tables(blocks: usize, factors: usize, diagonals: usize, partials: usize
     let info = section(blocks * 4);
     let dampings = section(factors * 8);
     let tasks = section(4 * factors * size_of::<Task>());
+    let choices = section(factors * size_of::<Choice>());
     let diagonals = section(diagonals * 8);
     let partials = section(partials * 8);
     Sections {
@@ -267,6 +270,7 @@ fn place_tables(blocks: usize, factors: usize, diagonals: usize, partials: usize
         info,
         dampings,
         tasks,
+        choices,
         diagonals,
         partials,
         bytes: end,

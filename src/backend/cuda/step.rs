@@ -30,7 +30,7 @@ pub(super) fn wide(x: usize, y: usize, items: usize) -> Grid {
 }
 
 /// One thread for each of `count` things.
-fn each(count: usize) -> Grid {
+pub(super) fn each(count: usize) -> Grid {
     wide(count.div_ceil(THREADS), 1, count)
 }
 
@@ -44,7 +44,7 @@ fn by_block(stack: &StackPlan) -> Grid {
     wide(stack.blocks.len(), 1, stack.chunks())
 }
 
-const SINGLE: Grid = Grid { blocks: (1, 1), threads: 1 };
+pub(super) const SINGLE: Grid = Grid { blocks: (1, 1), threads: 1 };
 
 impl Cuda {
     /// The stacks as the kernels see them, at their addresses.
@@ -67,11 +67,11 @@ impl Cuda {
                     contiguous: i32::from(stack.is_contiguous()),
                     sites: at(sections.sites, size_of::<Site>()),
                     params: at(sections.params, 4),
-                    clocks: at(sections.clocks, size_of::<Time>()),
+                    clocks: self.clocks + (stack.first * size_of::<Time>()) as u64,
                     orders: at(sections.orders, ORDER_BYTES),
                     partials: tables + (sections.partials + partials * 8) as u64,
                     squares: at(sections.squares, 8),
-                    info: at(sections.info, 4),
+                    info: self.infos + (stack.first * 4) as u64,
                     filter: state(block.filter),
                     moment: state(block.moment),
                     momentum: state(block.momentum),
@@ -91,7 +91,7 @@ impl Cuda {
     }
 
     /// The hyperparameters of a step, for a stack.
-    fn rules(&self, stack: &StackPlan, order: &BlockOrder) -> Rules {
+    pub(super) fn rules(&self, stack: &StackPlan, order: &BlockOrder) -> Rules {
         let config = &self.config;
         let narrow = stack.work == Precision::F32 || stack.statistic == Precision::F32;
         let corrects = |enabled: bool, beta: f64| i32::from(enabled && beta > 0.0 && beta < 1.0);
@@ -136,12 +136,18 @@ pub(super) fn inspect(cuda: &mut Cuda, tensors: &Tensors, orders: &[BlockOrder])
     let (gate, forgive, strict) =
         (cuda.gate(), i32::from(std::mem::take(&mut cuda.forgive)), i32::from(cuda.strict()));
     launch!(engine.begin, SINGLE, stream, gate, forgive)?;
-    for (stack, view) in cuda.layout.stacks.iter().zip(&cuda.stacks) {
-        let rules = cuda.rules(stack, &first);
-        launch!(engine.inspect[index(stack.work)], by_chunk(stack), stream, *view, rules)?;
-        launch!(engine.total, by_block(stack), stream, *view, rules, gate)?;
-    }
+    measure(cuda, &first, gate)?;
     launch!(engine.judge, SINGLE, stream, gate, strict)
+}
+
+/// The squared norms of all gradients. What is not finite closes the gate, if there is one.
+pub(super) fn measure(cuda: &Cuda, order: &BlockOrder, gate: u64) -> Result<()> {
+    for (stack, view) in cuda.layout.stacks.iter().zip(&cuda.stacks) {
+        let rules = cuda.rules(stack, order);
+        launch!(cuda.engine.inspect[index(stack.work)], by_chunk(stack), cuda.stream, *view, rules)?;
+        launch!(cuda.engine.total, by_block(stack), cuda.stream, *view, rules, gate)?;
+    }
+    Ok(())
 }
 
 /// The sites that this step wants, each checked the first time it is seen.
@@ -220,9 +226,8 @@ fn post_sites(cuda: &mut Cuda, stream: CUstream) -> Result<()> {
 }
 
 /// The clocks go on, and the statistics take in the gradient.
-pub(super) fn accumulate(cuda: &mut Cuda, orders: &[BlockOrder]) -> Result<()> {
-    let Some(first) = orders.first() else { return Ok(()) };
-    let (stream, gate, engine) = (cuda.stream, cuda.gate(), cuda.engine.clone());
+pub(super) fn accumulate(cuda: &Cuda, first: &BlockOrder, gate: u64) -> Result<()> {
+    let (stream, engine) = (cuda.stream, cuda.engine.clone());
     for (stack, view) in cuda.layout.stacks.iter().zip(&cuda.stacks) {
         let rules = cuda.rules(stack, first);
         let count = stack.blocks.len();
@@ -310,12 +315,17 @@ fn add_statistic(cuda: &Cuda, stack: &StackPlan, stacked: &Stack, axis: usize) -
 /// Moments, direction, momentum, parameter.
 pub(super) fn apply(cuda: &mut Cuda, orders: &[BlockOrder]) -> Result<()> {
     let Some(first) = orders.first() else { return Ok(()) };
-    let (stream, gate, engine) = (cuda.stream, cuda.gate(), cuda.engine.clone());
     // The host's clocks are never behind the device's: where it sees no inverse roots, there are none.
     cuda.preconditioned.fill(false);
     for order in orders.iter().filter(|o| o.direction == Direction::Preconditioned) {
         cuda.preconditioned[cuda.layout.place[order.block].0] = true;
     }
+    update(cuda, first, cuda.gate())
+}
+
+/// The same for the stacks that are marked as preconditioned and for the others.
+pub(super) fn update(cuda: &Cuda, first: &BlockOrder, gate: u64) -> Result<()> {
+    let (stream, engine) = (cuda.stream, cuda.engine.clone());
     for (number, (stack, view)) in cuda.layout.stacks.iter().zip(&cuda.stacks).enumerate() {
         let rules = cuda.rules(stack, first);
         let (w, grid) = (index(stack.work), by_chunk(stack));

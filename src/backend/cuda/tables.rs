@@ -95,6 +95,10 @@ pub struct Stack {
     pub param_dtype: i32,
     /// A block is one run in its parameter.
     pub contiguous: i32,
+    /// [`element_code`] of the updates.
+    pub update_dtype: i32,
+    /// Nothing.
+    pub reserved: i32,
     /// Sizes of the axes.
     pub dims: [u32; MAX_ORDER],
     /// Elements between neighbours along each axis of the parameter.
@@ -257,14 +261,34 @@ pub struct Renewal {
     pub fresh: i32,
 }
 
+/// 32-bit words of a factor's record.
+pub const RECORD_WORDS: usize = 50;
+
+/// A record that depends on how the refresh of its factor went.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct Choice {
+    /// The caller's record.
+    pub record: u64,
+    /// How the refresh went.
+    pub renewal: u64,
+    /// The block's info.
+    pub info: u64,
+    /// The record if it succeeded.
+    pub sound: [u32; RECORD_WORDS],
+    /// The record if it failed.
+    pub failed: [u32; RECORD_WORDS],
+}
+
 /// Bytes of what a refresh keeps between its kernels.
 pub const SCALE_BYTES: usize = 32;
 
 const _: () = {
     assert!(size_of::<Site>() == 40);
     assert!(size_of::<Gate>() == 48);
-    assert!(size_of::<Stack>() == 4 * 8 + 4 * MAX_ORDER + 16 * MAX_ORDER + 8 * 12);
+    assert!(size_of::<Stack>() == 4 * 10 + 4 * MAX_ORDER + 16 * MAX_ORDER + 8 * 12);
     assert!(size_of::<Rules>() == 8 * 12 + 4 * 10);
     assert!(size_of::<Task>() == 128);
+    assert!(size_of::<Choice>() == 24 + 8 * RECORD_WORDS);
     assert!(size_of::<Drift>() == 40 && size_of::<Renewal>() == 32);
 };

@@ -37,3 +37,9 @@ pub fn give(session: Session) {
     };
     drop(surplus);
 }
+
+/// Lets go of all idle sessions, and of what they hold on devices.
+pub fn clear() {
+    let sessions = std::mem::take(&mut *idle());
+    drop(sessions);
+}

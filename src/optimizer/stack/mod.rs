@@ -5,6 +5,7 @@
 //! and the verbs run on the same engine as a step: accumulate, check, apply, one after the other, are a step.
 
 pub mod cache;
+mod device;
 pub mod ports;
 pub mod session;
 

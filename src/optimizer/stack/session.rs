@@ -5,6 +5,7 @@ use super::ports::{Given, Ports, Role, Verb};
 use super::{Buffer, CLOCK_WORDS, Content, Element, RECORD_WORDS, Stack};
 use crate::backend::bound::{Bound, Memory};
 use crate::backend::cpu::Cpu;
+use crate::backend::cuda::Cuda;
 use crate::backend::{Backend, Tensors};
 use crate::config::{Config, Device, InjectFault};
 use crate::error::{Error, Kind, Result};
@@ -43,11 +44,11 @@ pub struct Call<'a> {
 }
 
 impl Call<'_> {
-    fn input(&self, role: Role) -> Option<Given> {
+    pub(super) fn input(&self, role: Role) -> Option<Given> {
         self.ports.inputs.iter().position(|p| p.role == role).map(|place| self.inputs[place])
     }
 
-    fn output(&self, role: Role) -> Option<Given> {
+    pub(super) fn output(&self, role: Role) -> Option<Given> {
         self.ports.outputs.iter().position(|p| p.role == role).map(|place| self.outputs[place])
     }
 }
@@ -55,15 +56,15 @@ impl Call<'_> {
 /// An optimizer for one stack and one configuration.
 pub struct Session {
     stack: Stack,
-    layout: Vec<Buffer>,
-    optimizer: Optimizer,
+    pub(super) layout: Vec<Buffer>,
+    pub(super) optimizer: Optimizer,
     /// Place in the layout of every slot of the plan.
-    places: Vec<usize>,
-    slots: Vec<*mut u8>,
+    pub(super) places: Vec<usize>,
+    pub(super) slots: Vec<*mut u8>,
     params: Vec<TensorRef>,
     grads: Vec<Option<TensorRef>>,
     updates: Vec<TensorRef>,
-    info: Vec<i32>,
+    pub(super) info: Vec<i32>,
     bytes: Vec<u8>,
 }
 
@@ -77,13 +78,11 @@ impl Session {
         stack.validate(&config)?;
         let layout = stack.layout(&config)?;
         let plan = Arc::new(stack.plan(&config, stack.count)?);
-        if config.device.kind != Device::CPU.kind {
-            return Err(Error::new(
-                Kind::Unsupported,
-                format!("device = {}: this build has the cpu backend only", config.get("device")?),
-            ));
-        }
-        let backend: Box<dyn Backend> = Box::new(Cpu::borrowing(plan.clone(), &config));
+        let backend: Box<dyn Backend> = if config.device.kind == Device::CPU.kind {
+            Box::new(Cpu::borrowing(plan.clone(), &config))
+        } else {
+            Box::new(Cuda::borrowing(plan.clone(), &config)?)
+        };
         let place = |content| layout.iter().position(|b| b.content == content).unwrap_or(0);
         let places = plan.slots.iter().map(|s| place(Content::Slot(s.kind, s.axis))).collect();
         let nowhere = TensorRef { data: std::ptr::null_mut(), dtype: DType::F32 };
@@ -131,7 +130,10 @@ impl Session {
 
     /// Bytes of workspace that any verb needs.
     pub fn workspace_bytes(&mut self) -> Result<usize> {
-        Ok(self.bound()?.workspace_bytes())
+        match self.late() {
+            Some(device) => device.workspace_bytes(),
+            None => Ok(self.bound()?.workspace_bytes()),
+        }
     }
 
     /// Where log lines go in the next call.
@@ -154,7 +156,10 @@ impl Session {
                 match self.layout[place].content {
                     Content::Clock => self.store_clocks(*data)?,
                     Content::Record => self.store_records(*data)?,
-                    Content::Slot(..) => self.bound()?.clear(*data, bytes)?,
+                    Content::Slot(..) => match self.late() {
+                        Some(device) => device.store(None, *data as u64, bytes)?,
+                        None => self.bound()?.clear(*data, bytes)?,
+                    },
                 }
             }
         }
@@ -166,6 +171,10 @@ impl Session {
     /// # Safety
     /// The buffers are valid for the call, fit their ports, and were checked for overlaps.
     pub unsafe fn run(&mut self, call: &Call) -> Result<()> {
+        if self.late().is_some() {
+            // SAFETY: the caller's contract.
+            return unsafe { self.run_late(call) };
+        }
         // SAFETY: the caller's contract.
         let outcome = unsafe { self.bind(call).and_then(|()| self.perform(call)) };
         if let Some(bound) = self.optimizer.backend.bound() {
@@ -252,7 +261,15 @@ impl Session {
         let Some(given) = given else { return Ok(()) };
         // SAFETY: the caller's contract.
         unsafe { self.fetch(given.data, self.stack.count * CLOCK_WORDS * 4)? };
-        let clocks = self.bytes.chunks_exact(CLOCK_WORDS * 4);
+        let bytes = std::mem::take(&mut self.bytes);
+        let read = self.read_clocks(&bytes);
+        self.bytes = bytes;
+        read
+    }
+
+    /// Takes over the clocks of a caller's buffer.
+    pub(super) fn read_clocks(&mut self, bytes: &[u8]) -> Result<()> {
+        let clocks = bytes.chunks_exact(CLOCK_WORDS * 4);
         for (number, (clock, bytes)) in self.optimizer.clocks.iter_mut().zip(clocks).enumerate() {
             let (step, weight) = bytes.split_at(8);
             clock.step = bytemuck::pod_read_unaligned(step);
@@ -272,7 +289,15 @@ impl Session {
         let factors = self.optimizer.records.len();
         // SAFETY: the caller's contract.
         unsafe { self.fetch(given.data, factors * RECORD_WORDS * 4)? };
-        for (number, bytes) in self.bytes.chunks_exact(RECORD_WORDS * 4).enumerate() {
+        let bytes = std::mem::take(&mut self.bytes);
+        let read = self.read_records(&bytes);
+        self.bytes = bytes;
+        read
+    }
+
+    /// Takes over the records of a caller's buffer.
+    pub(super) fn read_records(&mut self, bytes: &[u8]) -> Result<()> {
+        for (number, bytes) in bytes.chunks_exact(RECORD_WORDS * 4).enumerate() {
             let (gauges, counters) = bytes.split_at(size_of::<Gauges>());
             let gauges: Gauges = bytemuck::pod_read_unaligned(gauges);
             let counters: Counters = bytemuck::pod_read_unaligned(counters);
@@ -450,7 +475,7 @@ impl Session {
             bytes.extend_from_slice(&clock.weight.to_ne_bytes());
         }
         // SAFETY: the caller's contract.
-        let put = unsafe { self.bound()?.put(&bytes, to) };
+        let put = unsafe { self.put(&bytes, to) };
         self.bytes = bytes;
         put
     }
@@ -463,8 +488,18 @@ impl Session {
             bytes.extend_from_slice(bytemuck::bytes_of(&record.counters));
         }
         // SAFETY: the caller's contract.
-        let put = unsafe { self.bound()?.put(&bytes, to) };
+        let put = unsafe { self.put(&bytes, to) };
         self.bytes = bytes;
         put
+    }
+
+    unsafe fn put(&mut self, bytes: &[u8], to: *mut u8) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe {
+            match self.late() {
+                Some(device) => device.store(Some(bytes), to as u64, bytes.len()),
+                None => self.bound()?.put(bytes, to),
+            }
+        }
     }
 }

@@ -71,6 +71,8 @@ struct Stack {
     u32 chunk;
     int param_dtype;
     int contiguous;
+    int update_dtype;
+    int reserved;
     u32 dims[MAX_ORDER];
     u64 strides[MAX_ORDER];
     u64 statistics[MAX_ORDER];

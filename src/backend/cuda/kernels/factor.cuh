@@ -185,7 +185,7 @@ template <typename S> __device__ inline double residual(const S *h, u32 n, doubl
 // H = Q'LQ against D, one thread block a factor: first at the epsilon in use, then, if asked for, along
 // the search.
 template <typename S> __device__ inline void drift(const Task *tasks, u32 n, const S *hs, double *all_weights) {
-    Task t = tasks[blockIdx.x];
+    const Task &t = tasks[blockIdx.x];
     const S *h = hs + (u64)blockIdx.x * n * n, *d = (const S *)t.spectrum;
     double *weights = all_weights + (u64)blockIdx.x * n;
     double nan = __longlong_as_double(0x7ff8000000000000ll);
@@ -341,6 +341,35 @@ template <typename S, typename W> __device__ inline void keep_root(const Task *t
         u64 i = k % n, j = k / n;
         root[k] = (W)product[i >= j ? k : j + i * n];
     }
+}
+
+// 32-bit words of a factor's record: ten gauges and fifteen counters.
+#define RECORD_WORDS 50
+
+// A record that depends on how the refresh of its factor went.
+struct Choice {
+    u32 *record;
+    const Renewal *renewal;
+    int *info;
+    u32 sound[RECORD_WORDS];
+    u32 failed[RECORD_WORDS];
+};
+
+// The caller's record becomes the one that fits, with what only the device knows filled in.
+extern "C" __global__ void foam_choose(const Choice *choices) {
+    const Choice &c = choices[blockIdx.x];
+    const Renewal &renewal = *c.renewal;
+    const u32 *chosen = renewal.rung == RUNG_STALE ? c.failed : c.sound;
+    for (u32 i = threadIdx.x; i < RECORD_WORDS; i += blockDim.x) c.record[i] = chosen[i];
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    if (renewal.fresh) {
+        double *gauges = (double *)c.record;
+        gauges[7] = renewal.noise;
+        gauges[8] = renewal.least;
+        gauges[9] = renewal.most;
+    }
+    if (renewal.rung != RUNG_CHOSEN) atomicOr(c.info, INFO_FALLBACK);
 }
 
 #define KERNEL extern "C" __global__ void __launch_bounds__(THREADS)

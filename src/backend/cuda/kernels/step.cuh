@@ -13,6 +13,17 @@ extern "C" __global__ void __launch_bounds__(POSTED) foam_post(Site *table, int 
     if (i < count) table[first + i] = posted.sites[i];
 }
 
+// The sites of a stack whose parameters and gradients lie one behind the other. Without `active` all take part.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    foam_lay(Stack s, u64 params, u64 grads, u64 param_bytes, u64 grad_bytes, double decay, int grad_dtype,
+             const int *active) {
+    int b = blockIdx.x * blockDim.x + threadIdx.x;
+    if (b >= s.count) return;
+    Site site = {params ? params + b * param_bytes : 0, grads + b * grad_bytes, 1.0, decay, grad_dtype,
+                 active ? active[b] != 0 : 1};
+    s.sites[b] = site;
+}
+
 // A step begins: nothing bad has been seen. `forgive` opens a closed gate.
 extern "C" __global__ void foam_begin(Gate *gate, int forgive) {
     gate->bad = NONE;
@@ -136,8 +147,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) foam_recall(Stack s, Rules
     int b = blockIdx.x * blockDim.x + threadIdx.x;
     if (b >= s.count) return;
     Order o = {0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0, DIRECTION_ZERO};
-    if (!(s.info[b] & (INFO_ABSENT | INFO_NOT_FINITE))) set_order(s, r, b, o, s.clocks[b].step);
+    int info = s.info[b];
+    if (s.clocks[b].step == 0) info |= INFO_ABSENT;
+    if (r.normalized && !finite(s.squares[b])) info |= INFO_NOT_FINITE;
+    if (!(info & (INFO_ABSENT | INFO_NOT_FINITE))) set_order(s, r, b, o, s.clocks[b].step);
     s.orders[b] = o;
+    s.info[b] = info;
 }
 
 // The gradient times the root of its gain, row-major, in the precision of the statistics; zeros for a
@@ -188,7 +203,7 @@ __device__ inline void finish(const Stack &s, const Rules &r, const Site &site, 
         u = r.nesterov ? own + (W)r.momentum * moved : moved;
     }
     if (s.update) {
-        store<W>((u64)s.update, s.param_dtype, (u64)b * s.elements + e, (W)(r.lr * site.lr_scale) * u);
+        store<W>((u64)s.update, s.update_dtype, (u64)b * s.elements + e, (W)(r.lr * site.lr_scale) * u);
     } else {
         store<W>(site.param, s.param_dtype, at, w - (W)(r.lr * site.lr_scale) * u);
     }
@@ -207,7 +222,7 @@ template <typename W> __device__ inline void filter(const Stack &s, const Rules 
     for (u32 e = first + threadIdx.x; e < end; e += blockDim.x) {
         u64 at = (u64)b * s.elements + e;
         if (!o.active) {
-            if (s.update) store<W>((u64)s.update, s.param_dtype, at, (W)0);
+            if (s.update) store<W>((u64)s.update, s.update_dtype, at, (W)0);
             work[e] = (W)0;
             continue;
         }
