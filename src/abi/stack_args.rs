@@ -12,6 +12,7 @@ use crate::optimizer::stack::session::{Call, Session};
 use crate::optimizer::stack::{Buffer, Element, Stack, cache};
 use crate::tensor::DType;
 use libc::c_void;
+use std::sync::Arc;
 
 /// The block took no part: it is not active, or never accumulated.
 pub const FOAM_INFO_IDLE: i32 = 1;
@@ -211,8 +212,8 @@ unsafe fn run(
     lr: f64,
 ) -> Result<()> {
     let mut ports = session.ports(verb, !args.params.is_null())?;
-    if args.active.is_null() {
-        ports.inputs.retain(|port| port.role != Role::Active);
+    if args.active.is_null() && verb == Verb::Accumulate {
+        Arc::make_mut(&mut ports).inputs.retain(|port| port.role != Role::Active);
     }
     let need = session.workspace_bytes()?;
     let desk = Desk { args, stack, layout: session.layout(), need };
@@ -381,22 +382,22 @@ pub(super) unsafe fn read_state(list: &State, layout: &[Buffer], stack: &Stack) 
 /// `tensor` is NULL or a readable tensor.
 unsafe fn read_tensor(tensor: *const foam_tensor, port: &Port, count: usize) -> Result<Given> {
     let batch = [count as i64];
-    let expected = port.expected(&batch);
+    let expected = || port.expected(&batch);
     if tensor.is_null() {
-        return Err(Error::invalid(format!("is NULL; expected {expected}")));
+        return Err(Error::invalid(format!("is NULL; expected {}", expected())));
     }
     // SAFETY: the caller's contract.
     let tensor = unsafe { &*tensor };
     if tensor.data.is_null() {
-        return Err(Error::invalid(format!("data is NULL; expected {expected}")));
+        return Err(Error::invalid(format!("data is NULL; expected {}", expected())));
     }
     let wanted = port.tail.len() + 1;
     if tensor.ndim < 0 || tensor.ndim as usize != wanted {
-        let message = format!("ndim = {}: expected {wanted}, {expected}", tensor.ndim);
+        let message = format!("ndim = {}: expected {wanted}, {}", tensor.ndim, expected());
         return Err(Error::new(Kind::ShapeMismatch, message));
     }
     if tensor.shape.is_null() {
-        return Err(Error::invalid(format!("shape is NULL; expected {expected}")));
+        return Err(Error::invalid(format!("shape is NULL; expected {}", expected())));
     }
     // SAFETY: the caller gives `ndim` sizes.
     let shape: Vec<i64> = (0..wanted).map(|a| unsafe { tensor.shape.add(a).read_unaligned() }).collect();

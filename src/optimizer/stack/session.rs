@@ -57,6 +57,8 @@ pub struct Session {
     stack: Stack,
     layout: Vec<Buffer>,
     optimizer: Optimizer,
+    /// Ports of every verb, without and with parameters, as far as they were asked for.
+    ports: [[Option<Arc<Ports>>; 2]; 3],
     /// Place in the layout of every slot of the plan.
     places: Vec<usize>,
     slots: Vec<*mut u8>,
@@ -91,6 +93,7 @@ impl Session {
         Ok(Session {
             places,
             layout,
+            ports: Default::default(),
             slots: vec![std::ptr::null_mut(); plan.slots.len()],
             params: vec![nowhere; stack.count],
             grads: vec![None; stack.count],
@@ -123,7 +126,7 @@ impl Session {
     }
 
     /// What `verb` takes and gives.
-    pub fn ports(&self, verb: Verb, with_params: bool) -> Result<Ports> {
+    pub fn ports(&mut self, verb: Verb, with_params: bool) -> Result<Arc<Ports>> {
         let config = &self.optimizer.config;
         let decays = config.weight_decay * self.stack.weight_decay_scale != 0.0;
         let needed = match verb {
@@ -137,7 +140,9 @@ impl Session {
                 config.weight_decay
             )));
         }
-        Ok(Ports::new(verb, &self.stack, &self.layout, with_params))
+        let kept = &mut self.ports[verb as usize][usize::from(with_params)];
+        let make = || Arc::new(Ports::new(verb, &self.stack, &self.layout, with_params));
+        Ok(kept.get_or_insert_with(make).clone())
     }
 
     /// Bytes of workspace that any verb needs.
@@ -375,6 +380,9 @@ impl Session {
             self.info[*block] & (IDLE | NOT_FINITE) == 0 && t > 0 && cadence::is_check(&optimizer.config, t)
         };
         let due: Vec<usize> = (0..self.stack.count).filter(due).collect();
+        if due.is_empty() {
+            return Ok(());
+        }
         let failed: Vec<i64> = optimizer.records.iter().map(|r| r.counters.failed_evds).collect();
         optimizer.check_params(&due)?;
         for (factor, before) in failed.iter().enumerate() {
