@@ -7,6 +7,7 @@
 pub mod cache;
 pub mod ports;
 pub mod session;
+mod words;
 
 use super::plan::{ParamSpec, Plan, SlotKind};
 use crate::config::{Config, Grafting};

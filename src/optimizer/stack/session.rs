@@ -2,13 +2,13 @@
 
 use super::super::{Clock, Level, Optimizer, StepOptions, Tick, Totals, order};
 use super::ports::{Given, Ports, Role, Verb};
-use super::{Buffer, CLOCK_WORDS, Content, Element, RECORD_WORDS, Stack};
+use super::{Buffer, Content, Element, Stack};
 use crate::backend::bound::{Bound, Memory};
 use crate::backend::cpu::Cpu;
 use crate::backend::{Backend, Tensors};
 use crate::config::{Config, Device, InjectFault};
 use crate::error::{Error, Kind, Result};
-use crate::preconditioner::{Counters, FactorRecord, Gauges, cadence};
+use crate::preconditioner::{FactorRecord, cadence};
 use crate::tensor::{DType, TensorRef};
 use std::sync::Arc;
 
@@ -20,9 +20,6 @@ pub const NOT_FINITE: i32 = 2;
 pub const LEFT_OUT: i32 = 4;
 /// An eigendecomposition fell to a lower rung of the ladder.
 pub const FELL: i32 = 8;
-
-/// The most steps that a clock may show: what a double holds exactly.
-const MOST_STEPS: u64 = 1 << 53;
 
 /// Everything that a verb is given, checked against its ports.
 pub struct Call<'a> {
@@ -54,9 +51,9 @@ impl Call<'_> {
 
 /// An optimizer for one stack and one configuration.
 pub struct Session {
-    stack: Stack,
+    pub(super) stack: Stack,
     layout: Vec<Buffer>,
-    optimizer: Optimizer,
+    pub(super) optimizer: Optimizer,
     /// Ports of every verb, without and with parameters, as far as they were asked for.
     ports: [[Option<Arc<Ports>>; 2]; 3],
     /// Place in the layout of every slot of the plan.
@@ -66,7 +63,8 @@ pub struct Session {
     grads: Vec<Option<TensorRef>>,
     updates: Vec<TensorRef>,
     info: Vec<i32>,
-    bytes: Vec<u8>,
+    /// Words on their way between the caller's buffers and the host's.
+    pub(super) bytes: Vec<u8>,
 }
 
 // SAFETY: the addresses are only used within the call that set them.
@@ -190,7 +188,7 @@ impl Session {
         outcome
     }
 
-    fn bound(&mut self) -> Result<&mut dyn Bound> {
+    pub(super) fn bound(&mut self) -> Result<&mut dyn Bound> {
         self.optimizer.backend.bound().ok_or_else(|| {
             Error::new(Kind::Unsupported, "this device does not work on the caller's state buffers yet")
         })
@@ -262,59 +260,6 @@ impl Session {
         }
         self.optimizer.totals.steps = self.optimizer.clocks.iter().map(|c| c.step).max().unwrap_or(0);
         Ok(())
-    }
-
-    unsafe fn load_clocks(&mut self, given: Option<Given>) -> Result<()> {
-        let Some(given) = given else { return Ok(()) };
-        // SAFETY: the caller's contract.
-        unsafe { self.fetch(given.data, self.stack.count * CLOCK_WORDS * 4)? };
-        let clocks = self.bytes.chunks_exact(CLOCK_WORDS * 4);
-        for (number, (clock, bytes)) in self.optimizer.clocks.iter_mut().zip(clocks).enumerate() {
-            let (step, weight) = bytes.split_at(8);
-            clock.step = bytemuck::pod_read_unaligned(step);
-            clock.weight = bytemuck::pod_read_unaligned(weight);
-            if clock.step > MOST_STEPS || !(clock.weight > 0.0 && clock.weight <= 1.0) {
-                return Err(Error::invalid(format!(
-                    "clock of block {number}: step {}, weight {}; expected a state that foam_stack_reset and the verbs wrote",
-                    clock.step, clock.weight
-                )));
-            }
-        }
-        Ok(())
-    }
-
-    unsafe fn load_records(&mut self, given: Option<Given>) -> Result<()> {
-        let Some(given) = given else { return Ok(()) };
-        let factors = self.optimizer.records.len();
-        // SAFETY: the caller's contract.
-        unsafe { self.fetch(given.data, factors * RECORD_WORDS * 4)? };
-        for (number, bytes) in self.bytes.chunks_exact(RECORD_WORDS * 4).enumerate() {
-            let (gauges, counters) = bytes.split_at(size_of::<Gauges>());
-            let gauges: Gauges = bytemuck::pod_read_unaligned(gauges);
-            let counters: Counters = bytemuck::pod_read_unaligned(counters);
-            let words: [i64; size_of::<Counters>() / 8] = bytemuck::cast(counters);
-            let sound = words.iter().all(|n| (0..=MOST_STEPS as i64).contains(n)) && gauges.epsilon >= 0.0;
-            if !sound {
-                let order = self.stack.dims.len();
-                return Err(Error::invalid(format!(
-                    "record of block {}, axis {}: epsilon {}, counters {words:?}; expected a state that foam_stack_reset and the verbs wrote",
-                    number / order,
-                    number % order,
-                    gauges.epsilon
-                )));
-            }
-            self.optimizer.records[number] = FactorRecord { gauges, counters };
-        }
-        Ok(())
-    }
-
-    unsafe fn fetch(&mut self, from: *const u8, bytes: usize) -> Result<()> {
-        let mut room = std::mem::take(&mut self.bytes);
-        room.resize(bytes, 0);
-        // SAFETY: the caller's contract.
-        let fetched = unsafe { self.bound()?.fetch(from, &mut room) };
-        self.bytes = room;
-        fetched
     }
 
     /// Copies the operands of results that lie elsewhere.
@@ -459,31 +404,5 @@ impl Session {
             }
         }
         Ok(())
-    }
-
-    unsafe fn store_clocks(&mut self, to: *mut u8) -> Result<()> {
-        let mut bytes = std::mem::take(&mut self.bytes);
-        bytes.clear();
-        for clock in &self.optimizer.clocks {
-            bytes.extend_from_slice(&clock.step.to_ne_bytes());
-            bytes.extend_from_slice(&clock.weight.to_ne_bytes());
-        }
-        // SAFETY: the caller's contract.
-        let put = unsafe { self.bound()?.put(&bytes, to) };
-        self.bytes = bytes;
-        put
-    }
-
-    unsafe fn store_records(&mut self, to: *mut u8) -> Result<()> {
-        let mut bytes = std::mem::take(&mut self.bytes);
-        bytes.clear();
-        for record in &self.optimizer.records {
-            bytes.extend_from_slice(bytemuck::bytes_of(&record.gauges));
-            bytes.extend_from_slice(bytemuck::bytes_of(&record.counters));
-        }
-        // SAFETY: the caller's contract.
-        let put = unsafe { self.bound()?.put(&bytes, to) };
-        self.bytes = bytes;
-        put
     }
 }
