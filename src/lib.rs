@@ -7,7 +7,7 @@
 //!
 //! | module | is |
 //! | --- | --- |
-//! | [`abi`] | the only `extern "C"`: boundary, errors, configuration, handle, statistics, checkpoints |
+//! | [`abi`] | the only `extern "C"`: boundary, errors, configuration, handle, statistics, checkpoints, stacks, XLA handlers |
 //! | [`config`] | the hyperparameters: every option, its default, its range |
 //! | [`optimizer`] | Algorithm 1: parameters cut into blocks, the step's pipeline, the state's layout |
 //! | [`preconditioner`] | one Kronecker factor: its record, when it is checked, what is decided, the proven bound |

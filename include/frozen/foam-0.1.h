@@ -7,6 +7,9 @@
  * In short: foam_config_init, foam_param_init for each parameter, foam_create; then, for each training
  * step, foam_step_args_init and foam_step; at the end, foam_destroy.
  *
+ * Frameworks that keep state in plain buffers use stacks instead: foam_stack_init, foam_stack_layout and
+ * foam_stack_reset; then, for each step, foam_stack_accumulate, foam_stack_check and foam_stack_apply.
+ *
  * Threads. A handle may be used from any thread, by one call at a time. A call that overlaps another one
  * on the same handle returns FOAM_BUSY and changes nothing. Different handles are independent. Functions
  * that take no handle may be called at any time. Callbacks run on the thread that is inside the call; a

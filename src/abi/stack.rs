@@ -1,10 +1,11 @@
 //! Stacks, the door without a handle: the caller owns every state buffer. Here: what a stack is, what its
 //! state looks like, how it begins. [`super::stack_args`] has the verbs.
 
+pub(super) mod views;
+
 use super::boundary::{self, AbiStruct};
 use super::config::{foam_config, to_config};
 use super::handle::{dtype_text, element_type};
-use super::stack_args::{State, read_state};
 use super::status::{foam_error, foam_status};
 use super::tensor::{FOAM_DTYPE_BFLOAT, FOAM_DTYPE_FLOAT, FOAM_DTYPE_UINT, foam_dtype, foam_tensor};
 use crate::config::Config;
@@ -14,6 +15,7 @@ use crate::optimizer::stack::{Buffer, Content, Element, MAX_ORDER, Stack, cache}
 use crate::tensor::DType;
 use libc::c_char;
 use std::mem::size_of;
+use views::{State, read_state};
 
 /// No preconditioner: the blocks take the grafted method's step (needs a grafting).
 pub const FOAM_STACK_GRAFTING_ONLY: u32 = 1;
@@ -308,7 +310,7 @@ pub(super) unsafe fn read_stack(
 }
 
 /// The dtype that names an element type.
-pub(super) fn dtype_of(element: Element) -> foam_dtype {
+fn dtype_of(element: Element) -> foam_dtype {
     let (code, bits) = match element {
         Element::Real(DType::F32) => (FOAM_DTYPE_FLOAT, 32),
         Element::Real(DType::F64) => (FOAM_DTYPE_FLOAT, 64),

@@ -3,15 +3,16 @@
 use super::boundary::{self, AbiStruct};
 use super::config::foam_config;
 use super::handle::LogSink;
-use super::stack::{dtype_of, foam_stack, read_stack};
+use super::stack::views::Desk;
+use super::stack::{foam_stack, read_stack};
 use super::status::{foam_error, foam_status};
-use super::tensor::{FOAM_DEVICE_CPU, FOAM_DEVICE_CUDA_HOST, foam_dtype, foam_tensor};
-use crate::error::{Error, Kind, Result};
-use crate::optimizer::stack::ports::{Given, Port, Ports, Role, Verb, refuse_overlaps};
+use super::tensor::foam_tensor;
+use crate::error::{Error, Result};
+use crate::optimizer::stack::ports::{Given, Port, Role, Verb, refuse_overlaps};
 use crate::optimizer::stack::session::{Call, Session};
-use crate::optimizer::stack::{Buffer, Element, Stack, cache};
-use crate::tensor::DType;
+use crate::optimizer::stack::{Stack, cache};
 use libc::c_void;
+use std::sync::Arc;
 
 /// The block took no part: it is not active, or never accumulated.
 pub const FOAM_INFO_IDLE: i32 = 1;
@@ -211,8 +212,8 @@ unsafe fn run(
     lr: f64,
 ) -> Result<()> {
     let mut ports = session.ports(verb, !args.params.is_null())?;
-    if args.active.is_null() {
-        ports.inputs.retain(|port| port.role != Role::Active);
+    if args.active.is_null() && verb == Verb::Accumulate {
+        Arc::make_mut(&mut ports).inputs.retain(|port| port.role != Role::Active);
     }
     let need = session.workspace_bytes()?;
     let desk = Desk { args, stack, layout: session.layout(), need };
@@ -237,220 +238,4 @@ unsafe fn run(
     };
     // SAFETY: the caller's contract, and everything was checked above.
     unsafe { session.run(&call) }
-}
-
-/// The arguments of one call, by port.
-struct Desk<'a> {
-    args: &'a foam_stack_args,
-    stack: &'a Stack,
-    layout: &'a [Buffer],
-    /// Bytes of workspace.
-    need: usize,
-}
-
-impl Desk<'_> {
-    fn check_lists(&self) -> Result<()> {
-        let count = self.layout.len();
-        if self.args.state_count != count {
-            return Err(Error::invalid(format!(
-                "args.state_count = {}: expected {count}, as foam_stack_layout says",
-                self.args.state_count
-            )));
-        }
-        if self.args.state.is_null() {
-            return Err(Error::invalid(format!("args.state is NULL; expected {count} tensors")));
-        }
-        Ok(())
-    }
-
-    /// What a port is called in messages.
-    fn name(&self, port: &Port, written: bool) -> String {
-        match port.role {
-            Role::State(place) if written && self.out_of_place(place).is_some() => {
-                format!("args.state_out[{place}] '{}'", port.name)
-            }
-            Role::State(place) => format!("args.state[{place}] '{}'", port.name),
-            Role::Info if !written && !self.args.info_in.is_null() => "args.info_in".into(),
-            _ => format!("args.{}", port.name),
-        }
-    }
-
-    fn say(&self, ports: &Ports, written: bool, place: usize) -> String {
-        let list = if written { &ports.outputs } else { &ports.inputs };
-        self.name(&list[place], written)
-    }
-
-    /// The place for the new state of a buffer, if it has one of its own.
-    fn out_of_place(&self, place: usize) -> Option<*const foam_tensor> {
-        let list = self.args.state_out;
-        // SAFETY: a list that is not NULL has a tensor for every state buffer.
-        let tensor = (!list.is_null()).then(|| unsafe { list.add(place) })?;
-        // SAFETY: as above.
-        (!unsafe { (*tensor).data }.is_null()).then_some(tensor)
-    }
-
-    /// The buffer that the caller gives for a port, checked.
-    ///
-    /// # Safety
-    /// The caller's tensors are readable.
-    unsafe fn give(&self, port: &Port, written: bool) -> Result<Given> {
-        let args = self.args;
-        if port.role == Role::Workspace {
-            return self.workspace();
-        }
-        let tensor = match port.role {
-            Role::Grads => args.grads,
-            Role::Params => args.params,
-            Role::Active => args.active,
-            Role::Update => args.update,
-            Role::Info if !written && !args.info_in.is_null() => args.info_in,
-            Role::Info => args.info,
-            Role::State(place) if written => {
-                // SAFETY: the list has a tensor for every state buffer.
-                self.out_of_place(place).unwrap_or_else(|| unsafe { args.state.add(place) })
-            }
-            // SAFETY: as above.
-            Role::State(place) => unsafe { args.state.add(place) },
-            Role::Workspace => std::ptr::null(),
-        };
-        // SAFETY: the caller's contract.
-        let given = unsafe { read_tensor(tensor, port, self.stack.count) };
-        given.map_err(|cause| named(cause, &self.name(port, written)))
-    }
-
-    fn workspace(&self) -> Result<Given> {
-        let (data, bytes) = (self.args.workspace.cast::<u8>(), self.args.workspace_size);
-        let need = self.need;
-        if data.is_null() {
-            return Err(Error::invalid(format!("args.workspace is NULL; expected {need} bytes")));
-        }
-        if bytes < need {
-            return Err(Error::invalid(format!(
-                "args.workspace_size = {bytes}: expected at least {need}, as foam_stack_workspace says"
-            )));
-        }
-        if (data as usize).checked_add(bytes).is_none() {
-            return Err(Error::invalid("args.workspace wraps around memory"));
-        }
-        Ok(Given { data, element: Element::U8, bytes })
-    }
-}
-
-fn named(mut cause: Error, name: &str) -> Error {
-    cause.message = format!("{name}: {}", cause.message);
-    cause
-}
-
-/// A list of state tensors, in the layout's order.
-pub(super) struct State {
-    pub tensors: *const foam_tensor,
-    pub count: usize,
-    pub called: &'static str,
-}
-
-/// The addresses of all state buffers, checked against the layout and against each other.
-///
-/// # Safety
-/// The list is NULL or has its number of readable tensors.
-pub(super) unsafe fn read_state(list: &State, layout: &[Buffer], stack: &Stack) -> Result<Vec<*mut u8>> {
-    if list.count != layout.len() {
-        return Err(Error::invalid(format!(
-            "count = {}: expected {}, as foam_stack_layout says",
-            list.count,
-            layout.len()
-        )));
-    }
-    if list.tensors.is_null() {
-        return Err(Error::invalid(format!("{} is NULL; expected {} tensors", list.called, layout.len())));
-    }
-    let ports = Ports { inputs: Vec::new(), outputs: Ports::state(layout) };
-    let name = |place: usize| format!("{}[{place}] '{}'", list.called, ports.outputs[place].name);
-    let mut given = Vec::with_capacity(layout.len());
-    for (place, port) in ports.outputs.iter().enumerate() {
-        // SAFETY: the caller's contract.
-        let read = unsafe { read_tensor(list.tensors.add(place), port, stack.count) };
-        given.push(read.map_err(|cause| named(cause, &name(place)))?);
-    }
-    refuse_overlaps(&ports, &[], &given, |_, place| name(place))?;
-    Ok(given.iter().map(|given| given.data).collect())
-}
-
-/// A contiguous tensor in host memory that fits its port.
-///
-/// # Safety
-/// `tensor` is NULL or a readable tensor.
-unsafe fn read_tensor(tensor: *const foam_tensor, port: &Port, count: usize) -> Result<Given> {
-    let batch = [count as i64];
-    let expected = port.expected(&batch);
-    if tensor.is_null() {
-        return Err(Error::invalid(format!("is NULL; expected {expected}")));
-    }
-    // SAFETY: the caller's contract.
-    let tensor = unsafe { &*tensor };
-    if tensor.data.is_null() {
-        return Err(Error::invalid(format!("data is NULL; expected {expected}")));
-    }
-    let wanted = port.tail.len() + 1;
-    if tensor.ndim < 0 || tensor.ndim as usize != wanted {
-        let message = format!("ndim = {}: expected {wanted}, {expected}", tensor.ndim);
-        return Err(Error::new(Kind::ShapeMismatch, message));
-    }
-    if tensor.shape.is_null() {
-        return Err(Error::invalid(format!("shape is NULL; expected {expected}")));
-    }
-    // SAFETY: the caller gives `ndim` sizes.
-    let shape: Vec<i64> = (0..wanted).map(|a| unsafe { tensor.shape.add(a).read_unaligned() }).collect();
-    let found = element_of(tensor.dtype);
-    let called = found.map_or_else(|| super::handle::dtype_text(tensor.dtype), |e| e.name().to_string());
-    let element = port.check(&batch, found, &called, &shape)?;
-    // SAFETY: strides that are not NULL are `ndim` numbers.
-    unsafe { check_strides(tensor, &shape)? };
-    if !matches!(tensor.device.device_type, FOAM_DEVICE_CPU | FOAM_DEVICE_CUDA_HOST) {
-        return Err(Error::new(
-            Kind::ShapeMismatch,
-            format!(
-                "device type {}: expected {FOAM_DEVICE_CPU} (CPU), the configuration's device",
-                tensor.device.device_type
-            ),
-        ));
-    }
-    let bytes = port.stride(element) * count;
-    let start = usize::try_from(tensor.byte_offset).ok().and_then(|o| (tensor.data as usize).checked_add(o));
-    if start.and_then(|start| start.checked_add(bytes)).is_none() {
-        let message = format!("byte_offset = {}: the tensor wraps around memory", tensor.byte_offset);
-        return Err(Error::invalid(message));
-    }
-    let data = tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize);
-    let state = matches!(port.role, Role::State(_)) && matches!(element, Element::Real(_));
-    if state && data as usize % element.size() != 0 {
-        let message = format!("its address is not a multiple of {}, the size of an element", element.size());
-        return Err(Error::invalid(message));
-    }
-    Ok(Given { data, element, bytes })
-}
-
-unsafe fn check_strides(tensor: &foam_tensor, shape: &[i64]) -> Result<()> {
-    if tensor.strides.is_null() {
-        return Ok(());
-    }
-    let mut expected = 1i64;
-    for axis in (0..shape.len()).rev() {
-        // SAFETY: the caller's contract.
-        let stride = unsafe { tensor.strides.add(axis).read_unaligned() };
-        if shape[axis] > 1 && stride != expected {
-            return Err(Error::new(
-                Kind::Unsupported,
-                format!(
-                    "strides[{axis}] = {stride}: expected {expected}, row-major contiguous memory (make a contiguous copy)"
-                ),
-            ));
-        }
-        expected *= shape[axis];
-    }
-    Ok(())
-}
-
-fn element_of(dtype: foam_dtype) -> Option<Element> {
-    let reals = [DType::F32, DType::F64, DType::F16, DType::Bf16].map(Element::Real);
-    reals.into_iter().chain([Element::I32, Element::U32, Element::U8]).find(|e| dtype_of(*e) == dtype)
 }

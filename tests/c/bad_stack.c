@@ -89,6 +89,38 @@ static void stacks(void) {
     CHECK(foam_stack_workspace(&config, &s.stack, &bytes, NULL) != FOAM_OK);
 }
 
+/* Structs of an older and of a newer caller. */
+static void versions(void) {
+    struct {
+        foam_stack now;
+        uint64_t unknown;
+    } later;
+    struct {
+        foam_stack_args now;
+        uint64_t unknown;
+    } wider;
+    size_t bytes = 0;
+    memset(&later, 0x5a, sizeof later);
+    OK(&s.error, foam_stack_init(&later.now, sizeof later, &s.error));
+    CHECK(later.now.struct_size == sizeof later && later.unknown == 0 && later.now.weight_decay_scale == 1.0);
+    later.now = s.stack;
+    later.now.struct_size = sizeof later;
+    OK(&s.error, foam_stack_workspace(&s.config, &later.now, &bytes, &s.error));
+    CHECK(bytes == s.workspace_size);
+    later.unknown = 1;
+    FAILS(&s.error, FOAM_UNSUPPORTED, "stack.struct_size|zero",
+          foam_stack_workspace(&s.config, &later.now, &bytes, &s.error));
+    later.now.struct_size = offsetof(foam_stack, weight_decay_scale);
+    later.now.root = -1.0;
+    OK(&s.error, foam_stack_workspace(&s.config, &later.now, &bytes, &s.error));
+    wider.now = stack_args(&s);
+    wider.now.struct_size = sizeof wider;
+    wider.unknown = 1;
+    FAILS(&s.error, FOAM_UNSUPPORTED, "args.struct_size|zero",
+          foam_stack_check(&s.config, &s.stack, &wider.now, &s.error));
+    CHECK(unchanged());
+}
+
 static void layouts(void) {
     size_t count = 0;
     foam_stack_buffer items[MOST_BUFFERS];
@@ -226,6 +258,7 @@ int main(void) {
     memcpy(remembered, s.state_data, sizeof remembered);
     memcpy(remembered_update, s.update_data, sizeof remembered_update);
     stacks();
+    versions();
     layouts();
     arguments();
     tensors();

@@ -21,17 +21,16 @@ LIVELY = dict(check_period=2, epsilon=1e-4, epsilon_max=1e-2, max_factor_dim=20,
 
 
 def model(seed=0, dtype=np.float32):
-    """A nested tree with equal and different shapes, a vector, a scalar and a matrix of several blocks."""
+    """A nested tree with equal and different shapes, vectors, a tensor and a matrix of several blocks."""
     random = np.random.default_rng(seed)
 
     def normal(*shape):
         return jnp.asarray(random.normal(size=shape).astype(np.float32)).astype(dtype)
 
     return {
-        "embed": normal(45, 12),
+        "embed": normal(40, 12),
         "layers": [{"kernel": normal(16, 8), "bias": normal(8)} for _ in range(3)],
         "tensor": normal(4, 5, 6),
-        "scale": normal(),
     }
 
 

@@ -23,7 +23,7 @@ def run(optimizer, params, steps=6):
 def test_figures_of_a_run():
     params = model()
     figures = foam_stats(run(foam(**LIVELY), params))
-    assert figures["steps"] == 6 and figures["skipped_steps"] == 0 and figures["params"] == 9
+    assert figures["steps"] == 6 and figures["skipped_steps"] == 0 and figures["params"] == 8
     assert figures["checks"] == 3 * len(figures["factors"])
     assert 0 < figures["evd_calls"] <= figures["checks"]
     assert figures["evd_rate"] == pytest.approx(figures["evd_calls"] / figures["checks"])
@@ -41,7 +41,7 @@ def test_states_are_found_inside_others():
     both = {"matrix": foam(**LIVELY), "rest": foam(**LIVELY)}
     split = optax.multi_transform(both, labels) if hasattr(optax, "multi_transform") else None
     figures = foam_stats(run(split, params))
-    assert figures["params"] == 9 and len({factor["param"] for factor in figures["factors"]}) == 9
+    assert figures["params"] == 8 and len({factor["param"] for factor in figures["factors"]}) == 8
     with pytest.raises(package.InvalidArgumentError, match="no state of scale_by_foam"):
         foam_stats(optax.adam(1e-3).init(params))
 

@@ -40,11 +40,22 @@ pub unsafe fn perform(verb: Verb, platform: &Platform, frame: &CallFrame) -> Res
         (attributes, views(&frame.args, "operand")?, views(&frame.rets, "result")?)
     };
     attributes.config.set("device", platform.device)?;
-    check_arity(verb, &attributes, inputs.len(), outputs.len())?;
-    let (batch, stack) = read_stack(verb, &attributes, &inputs)?;
-    let mut session = cache::take(&attributes.config, &stack)?;
+    let arity = || check_arity(verb, &attributes, inputs.len(), outputs.len());
+    let least = 1 + usize::from(attributes.with_params);
+    let taken = if inputs.len() < least {
+        Err(Error::invalid("operands are missing"))
+    } else {
+        read_stack(verb, &attributes, &inputs)
+            .and_then(|(batch, stack)| Ok((batch, cache::take(&attributes.config, &stack)?)))
+    };
+    // With too few operands other mistakes are only consequences.
+    let (batch, mut session) = taken.map_err(|cause| arity().err().unwrap_or(cause))?;
     session.set_log(|_, _| {});
-    let ports = session.ports(verb, attributes.with_params)?;
+    let ports = session.ports(verb, attributes.with_params);
+    let ports = ports.map_err(|cause| arity().err().unwrap_or(cause))?;
+    if (ports.inputs.len(), ports.outputs.len()) != (inputs.len(), outputs.len()) {
+        arity()?;
+    }
     let need = session.workspace_bytes()?;
     let taken = give("operand", &ports.inputs, &inputs, batch, need)?;
     let given = give("result", &ports.outputs, &outputs, batch, need)?;
@@ -120,7 +131,7 @@ fn element_of(dtype: i32) -> (Option<Element>, String) {
     (Some(element), element.name().to_string())
 }
 
-/// The number of operands and results does not depend on sizes: it is checked first, on blocks of size 1.
+/// Says which operands or results are missing or too many; their number does not depend on sizes.
 fn check_arity(verb: Verb, attributes: &Attributes, inputs: usize, outputs: usize) -> Result<()> {
     let stack = stack(attributes, vec![1; attributes.order], 1, DType::F32);
     let layout = stack.layout(&attributes.config)?;
@@ -149,7 +160,7 @@ fn stack(attributes: &Attributes, dims: Vec<usize>, count: usize, dtype: DType) 
     }
 }
 
-/// The batch and the stack that the operands' shapes and types tell; their number is right.
+/// The batch and the stack that the operands' shapes and types tell. There is a first operand, and a second with params.
 fn read_stack<'a>(verb: Verb, attributes: &Attributes, inputs: &[View<'a>]) -> Result<(&'a [i64], Stack)> {
     let order = attributes.order;
     let first = inputs[0].shape;

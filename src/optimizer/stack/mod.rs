@@ -8,6 +8,7 @@ pub mod cache;
 mod device;
 pub mod ports;
 pub mod session;
+mod words;
 
 use super::plan::{ParamSpec, Plan, SlotKind};
 use crate::config::{Config, Grafting};

@@ -2,14 +2,14 @@
 
 use super::super::{Clock, Level, Optimizer, StepOptions, Tick, order};
 use super::ports::{Given, Ports, Role, Verb};
-use super::{Buffer, CLOCK_WORDS, Content, Element, RECORD_WORDS, Stack};
+use super::{Buffer, Content, Element, Stack};
 use crate::backend::bound::{Bound, Memory};
 use crate::backend::cpu::Cpu;
 use crate::backend::cuda::Cuda;
 use crate::backend::{Backend, Tensors};
 use crate::config::{Config, Device, InjectFault};
 use crate::error::{Error, Kind, Result};
-use crate::preconditioner::{Counters, FactorRecord, Gauges, cadence};
+use crate::preconditioner::{FactorRecord, cadence};
 use crate::tensor::{DType, TensorRef};
 use std::sync::Arc;
 
@@ -21,9 +21,6 @@ pub const NOT_FINITE: i32 = 2;
 pub const LEFT_OUT: i32 = 4;
 /// An eigendecomposition fell to a lower rung of the ladder.
 pub const FELL: i32 = 8;
-
-/// The most steps that a clock may show: what a double holds exactly.
-const MOST_STEPS: u64 = 1 << 53;
 
 /// Everything that a verb is given, checked against its ports.
 pub struct Call<'a> {
@@ -55,9 +52,11 @@ impl Call<'_> {
 
 /// An optimizer for one stack and one configuration.
 pub struct Session {
-    stack: Stack,
+    pub(super) stack: Stack,
     pub(super) layout: Vec<Buffer>,
     pub(super) optimizer: Optimizer,
+    /// Ports of every verb, without and with parameters, as far as they were asked for.
+    ports: [[Option<Arc<Ports>>; 2]; 3],
     /// Place in the layout of every slot of the plan.
     pub(super) places: Vec<usize>,
     pub(super) slots: Vec<*mut u8>,
@@ -65,7 +64,8 @@ pub struct Session {
     grads: Vec<Option<TensorRef>>,
     updates: Vec<TensorRef>,
     pub(super) info: Vec<i32>,
-    bytes: Vec<u8>,
+    /// Words on their way between the caller's buffers and the host's.
+    pub(super) bytes: Vec<u8>,
 }
 
 // SAFETY: the addresses are only used within the call that set them.
@@ -89,6 +89,7 @@ impl Session {
         Ok(Session {
             places,
             layout,
+            ports: Default::default(),
             slots: vec![std::ptr::null_mut(); plan.slots.len()],
             params: vec![nowhere; stack.count],
             grads: vec![None; stack.count],
@@ -111,7 +112,7 @@ impl Session {
     }
 
     /// What `verb` takes and gives.
-    pub fn ports(&self, verb: Verb, with_params: bool) -> Result<Ports> {
+    pub fn ports(&mut self, verb: Verb, with_params: bool) -> Result<Arc<Ports>> {
         let config = &self.optimizer.config;
         let decays = config.weight_decay * self.stack.weight_decay_scale != 0.0;
         let needed = match verb {
@@ -125,7 +126,9 @@ impl Session {
                 config.weight_decay
             )));
         }
-        Ok(Ports::new(verb, &self.stack, &self.layout, with_params))
+        let kept = &mut self.ports[verb as usize][usize::from(with_params)];
+        let make = || Arc::new(Ports::new(verb, &self.stack, &self.layout, with_params));
+        Ok(kept.get_or_insert_with(make).clone())
     }
 
     /// Bytes of workspace that any verb needs.
@@ -183,7 +186,7 @@ impl Session {
         outcome
     }
 
-    fn bound(&mut self) -> Result<&mut dyn Bound> {
+    pub(super) fn bound(&mut self) -> Result<&mut dyn Bound> {
         self.optimizer.backend.bound().ok_or_else(|| {
             Error::new(Kind::Unsupported, "this device does not work on the caller's state buffers yet")
         })
@@ -257,75 +260,6 @@ impl Session {
         Ok(())
     }
 
-    unsafe fn load_clocks(&mut self, given: Option<Given>) -> Result<()> {
-        let Some(given) = given else { return Ok(()) };
-        // SAFETY: the caller's contract.
-        unsafe { self.fetch(given.data, self.stack.count * CLOCK_WORDS * 4)? };
-        let bytes = std::mem::take(&mut self.bytes);
-        let read = self.read_clocks(&bytes);
-        self.bytes = bytes;
-        read
-    }
-
-    /// Takes over the clocks of a caller's buffer.
-    pub(super) fn read_clocks(&mut self, bytes: &[u8]) -> Result<()> {
-        let clocks = bytes.chunks_exact(CLOCK_WORDS * 4);
-        for (number, (clock, bytes)) in self.optimizer.clocks.iter_mut().zip(clocks).enumerate() {
-            let (step, weight) = bytes.split_at(8);
-            clock.step = bytemuck::pod_read_unaligned(step);
-            clock.weight = bytemuck::pod_read_unaligned(weight);
-            if clock.step > MOST_STEPS || !(clock.weight > 0.0 && clock.weight <= 1.0) {
-                return Err(Error::invalid(format!(
-                    "clock of block {number}: step {}, weight {}; expected a state that foam_stack_reset and the verbs wrote",
-                    clock.step, clock.weight
-                )));
-            }
-        }
-        Ok(())
-    }
-
-    unsafe fn load_records(&mut self, given: Option<Given>) -> Result<()> {
-        let Some(given) = given else { return Ok(()) };
-        let factors = self.optimizer.records.len();
-        // SAFETY: the caller's contract.
-        unsafe { self.fetch(given.data, factors * RECORD_WORDS * 4)? };
-        let bytes = std::mem::take(&mut self.bytes);
-        let read = self.read_records(&bytes);
-        self.bytes = bytes;
-        read
-    }
-
-    /// Takes over the records of a caller's buffer.
-    pub(super) fn read_records(&mut self, bytes: &[u8]) -> Result<()> {
-        for (number, bytes) in bytes.chunks_exact(RECORD_WORDS * 4).enumerate() {
-            let (gauges, counters) = bytes.split_at(size_of::<Gauges>());
-            let gauges: Gauges = bytemuck::pod_read_unaligned(gauges);
-            let counters: Counters = bytemuck::pod_read_unaligned(counters);
-            let words: [i64; size_of::<Counters>() / 8] = bytemuck::cast(counters);
-            let sound = words.iter().all(|n| (0..=MOST_STEPS as i64).contains(n)) && gauges.epsilon >= 0.0;
-            if !sound {
-                let order = self.stack.dims.len();
-                return Err(Error::invalid(format!(
-                    "record of block {}, axis {}: epsilon {}, counters {words:?}; expected a state that foam_stack_reset and the verbs wrote",
-                    number / order,
-                    number % order,
-                    gauges.epsilon
-                )));
-            }
-            self.optimizer.records[number] = FactorRecord { gauges, counters };
-        }
-        Ok(())
-    }
-
-    unsafe fn fetch(&mut self, from: *const u8, bytes: usize) -> Result<()> {
-        let mut room = std::mem::take(&mut self.bytes);
-        room.resize(bytes, 0);
-        // SAFETY: the caller's contract.
-        let fetched = unsafe { self.bound()?.fetch(from, &mut room) };
-        self.bytes = room;
-        fetched
-    }
-
     /// Copies the operands of results that lie elsewhere.
     unsafe fn carry(&mut self, call: &Call) -> Result<()> {
         for (port, output) in call.ports.outputs.iter().zip(call.outputs) {
@@ -389,6 +323,9 @@ impl Session {
             self.info[*block] & (IDLE | NOT_FINITE) == 0 && t > 0 && cadence::is_check(&optimizer.config, t)
         };
         let due: Vec<usize> = (0..self.stack.count).filter(due).collect();
+        if due.is_empty() {
+            return Ok(());
+        }
         let failed: Vec<i64> = optimizer.records.iter().map(|r| r.counters.failed_evds).collect();
         optimizer.check_params(&due)?;
         for (factor, before) in failed.iter().enumerate() {
@@ -465,41 +402,5 @@ impl Session {
             }
         }
         Ok(())
-    }
-
-    unsafe fn store_clocks(&mut self, to: *mut u8) -> Result<()> {
-        let mut bytes = std::mem::take(&mut self.bytes);
-        bytes.clear();
-        for clock in &self.optimizer.clocks {
-            bytes.extend_from_slice(&clock.step.to_ne_bytes());
-            bytes.extend_from_slice(&clock.weight.to_ne_bytes());
-        }
-        // SAFETY: the caller's contract.
-        let put = unsafe { self.put(&bytes, to) };
-        self.bytes = bytes;
-        put
-    }
-
-    unsafe fn store_records(&mut self, to: *mut u8) -> Result<()> {
-        let mut bytes = std::mem::take(&mut self.bytes);
-        bytes.clear();
-        for record in &self.optimizer.records {
-            bytes.extend_from_slice(bytemuck::bytes_of(&record.gauges));
-            bytes.extend_from_slice(bytemuck::bytes_of(&record.counters));
-        }
-        // SAFETY: the caller's contract.
-        let put = unsafe { self.put(&bytes, to) };
-        self.bytes = bytes;
-        put
-    }
-
-    unsafe fn put(&mut self, bytes: &[u8], to: *mut u8) -> Result<()> {
-        // SAFETY: the caller's contract.
-        unsafe {
-            match self.late() {
-                Some(device) => device.store(Some(bytes), to as u64, bytes.len()),
-                None => self.bound()?.put(bytes, to),
-            }
-        }
     }
 }

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import InvalidArgumentError
 from ._options import Options, ParamOptions
 
-__all__ = ["Block", "Leaf", "Plan", "Stack", "merged", "plan"]
+__all__ = ["Block", "Leaf", "Plan", "Region", "Stack", "cost", "loads", "merged", "plan"]
 
 
 class Leaf(NamedTuple):
@@ -36,6 +36,21 @@ class Block(NamedTuple):
     dims: Tuple[int, ...]
 
 
+class Region(NamedTuple):
+    """The blocks of one leaf that are of equal size: a grid of them."""
+
+    leaf: int
+    #: Where the grid begins in the merged leaf, and how many blocks it has along each axis.
+    start: Tuple[int, ...]
+    grid: Tuple[int, ...]
+    dims: Tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """How many blocks it has."""
+        return math.prod(self.grid)
+
+
 class Stack(NamedTuple):
     """Blocks of equal dims, precision and options, which one call works on."""
 
@@ -48,15 +63,16 @@ class Stack(NamedTuple):
     weight_decay_scale: float
     #: The blocks, row by row; None for a row that only fills up a shard.
     rows: Tuple[Optional[Block], ...]
+    #: The same blocks, in the same order, as they lie in the leaves.
+    regions: Tuple[Region, ...] = ()
 
 
 class Plan(NamedTuple):
     """All leaves and stacks."""
 
     leaves: Tuple[Leaf, ...]
-    #: The merged shape of each leaf, and how many blocks there are along each axis.
+    #: The merged shape of each leaf.
     shapes: Tuple[Tuple[int, ...], ...]
-    grids: Tuple[Tuple[int, ...], ...]
     stacks: Tuple[Stack, ...]
     shards: int
 
@@ -71,30 +87,51 @@ def plan(options: Options, leaves: Sequence[Leaf], stacked_decay: bool, shards: 
         shards: how many devices share the rows of each stack.
     """
     limit, merge = options.whole("max_factor_dim"), options.flag("merge_dims")
-    shapes, grids, groups = [], [], {}
+    shapes: List[Tuple[int, ...]] = []
+    groups: Dict[Tuple[Any, ...], List[Region]] = {}
     for index, leaf in enumerate(leaves):
-        shape = merged(leaf.shape, merge, limit)
-        grid = tuple(-(-side // limit) for side in shape) if any(side > limit for side in shape) else (1,) * len(shape)
-        shapes.append(shape)
-        grids.append(grid)
+        shapes.append(merged(leaf.shape, merge, limit))
         preconditioned = options.preconditions and not leaf.own.grafting_only
         if leaf.own.grafting_only and options.text("grafting") == "none":
             raise InvalidArgumentError(
                 f"parameter '{leaf.name}' is grafting-only but grafting = none; expected sgd, adagrad, rmsprop or adam"
             )
         decay = leaf.own.weight_decay_scale if stacked_decay else 1.0
-        for number, at in enumerate(itertools.product(*map(range, grid))):
-            start = tuple(place * limit for place in at)
-            dims = tuple(min(limit, side - first) for first, side in zip(start, shape))
-            root = options.root(leaf.own.root, len(dims)) if preconditioned else 0.0
-            kind = (dims, leaf.work, preconditioned, root, decay)
-            groups.setdefault(kind, []).append(Block(index, number, start, dims))
+        for region in _regions(index, shapes[-1], limit):
+            root = options.root(leaf.own.root, len(region.dims)) if preconditioned else 0.0
+            groups.setdefault((region.dims, leaf.work, preconditioned, root, decay), []).append(region)
     loads = [0.0] * shards
     # The dearest blocks are placed first; equal ones in the tree's order.
     ordered = sorted(groups.items(), key=lambda item: (-cost(item[0][0], item[0][2]), item[1][0]))
-    rows = {kind: _rows(blocks, loads, cost(kind[0], kind[2])) for kind, blocks in ordered}
-    stacks = [Stack(_key(kind), *kind, rows[kind]) for kind in groups]
-    return Plan(tuple(leaves), tuple(shapes), tuple(grids), tuple(sorted(stacks)), shards)
+    rows = {}
+    for kind, regions in ordered:
+        blocks = [block for region in regions for block in _blocks(region, shapes[region.leaf], limit)]
+        rows[kind] = _rows(blocks, loads, cost(kind[0], kind[2]))
+    stacks = [Stack(_key(kind), *kind, rows[kind], tuple(regions)) for kind, regions in groups.items()]
+    return Plan(tuple(leaves), tuple(shapes), tuple(sorted(stacks)), shards)
+
+
+def _regions(leaf: int, shape: Sequence[int], limit: int) -> Iterator[Region]:
+    """A leaf as grids of equal blocks: whole ones of the limit's size, and what is left over at the ends."""
+    parts = []
+    for side in shape:
+        full, rest = divmod(side, limit)
+        cuts = [(0, full, limit)] if full else []
+        parts.append(cuts + ([(full * limit, 1, rest)] if rest else []))
+    for chosen in itertools.product(*parts):
+        start, grid, dims = zip(*chosen)
+        yield Region(leaf, start, grid, dims)
+
+
+def _blocks(region: Region, shape: Sequence[int], limit: int) -> Iterator[Block]:
+    """The blocks of a region, numbered as the engine numbers those of the whole leaf."""
+    whole = [-(-side // limit) for side in shape]
+    for at in itertools.product(*map(range, region.grid)):
+        start = tuple(first + place * side for first, place, side in zip(region.start, at, region.dims))
+        number = 0
+        for first, count in zip(start, whole):
+            number = number * count + first // limit
+        yield Block(region.leaf, number, start, region.dims)
 
 
 def merged(shape: Sequence[int], merge: bool, limit: int) -> Tuple[int, ...]:
@@ -153,13 +190,3 @@ def loads(chosen: Plan) -> List[float]:
         for row, block in enumerate(stack.rows):
             totals[row // size] += cost(stack.dims, stack.preconditioned) if block else 0.0
     return totals
-
-
-def where(chosen: Plan) -> Dict[Tuple[int, int], Tuple[int, int]]:
-    """The stack and the row of each (leaf, number)."""
-    return {
-        (block.leaf, block.number): (place, row)
-        for place, stack in enumerate(chosen.stacks)
-        for row, block in enumerate(stack.rows)
-        if block is not None
-    }

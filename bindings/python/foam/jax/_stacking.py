@@ -1,63 +1,106 @@
-"""Leaves into stacks of blocks and back."""
+"""Leaves into stacks of blocks and back.
+
+Every slice of its own would be a kernel of its own for XLA to compile, some ten milliseconds each; so stacks are joined
+and split by foreign calls, which cost nothing to compile, and a leaf of many blocks is cut by one transposition.
+"""
 
 from __future__ import annotations
 
-import itertools
-from typing import Any, List, Sequence
+from typing import Any, Dict, List, Sequence, Tuple
 
 import jax
 import jax.numpy as jnp
 
-from ._plan import Block, Plan, Stack, where
+from . import _calls
+from ._plan import Plan, Region, Stack
 
 __all__ = ["stacked", "unstacked"]
 
 
 def stacked(plan: Plan, stack: Stack, leaves: Sequence[Any], dtype: Any = None) -> Any:
-    """The stack's blocks of ``leaves`` as one array; zeros for rows and leaves that are None.
+    """The stack's blocks of ``leaves`` as one array; zeros for rows that hold none and for leaves that are None.
 
     Without ``dtype`` it is that of the leaves, or the stack's precision if they differ.
     """
-    arrays = [leaves[block.leaf] for block in stack.rows if block and leaves[block.leaf] is not None]
     if dtype is None:
-        kinds = {array.dtype for array in arrays}
+        kinds = {leaves[region.leaf].dtype for region in stack.regions if leaves[region.leaf] is not None}
         dtype = kinds.pop() if len(kinds) == 1 else jnp.dtype(stack.work)
-    pieces = [_piece(plan, stack, block, leaves, dtype) for block in stack.rows]
-    return pieces[0] if len(pieces) == 1 else jax.lax.concatenate(pieces, 0)
-
-
-def _piece(plan: Plan, stack: Stack, block: Any, leaves: Sequence[Any], dtype: Any) -> Any:
-    if block is None or leaves[block.leaf] is None:
-        return jnp.zeros((1, *stack.dims), dtype)
-    return _cut(plan, block, leaves[block.leaf]).astype(dtype)
-
-
-def _cut(plan: Plan, block: Block, leaf: Any) -> Any:
-    shape = plan.shapes[block.leaf]
-    if block.dims == shape:
-        return leaf.reshape(1, *block.dims)
-    ends = [first + side for first, side in zip(block.start, block.dims)]
-    return jax.lax.slice(leaf.reshape(shape), block.start, ends)[None]
+    parts = []
+    for region in stack.regions:
+        leaf = leaves[region.leaf]
+        if leaf is None:
+            parts.append(jnp.zeros((region.count, *stack.dims), dtype))
+        else:
+            parts.append(_cut(region, leaf.reshape(plan.shapes[region.leaf])).astype(dtype))
+    return _padded(plan, stack, _calls.join(parts, len(stack.dims)))
 
 
 def unstacked(plan: Plan, stacks: Sequence[Any]) -> List[Any]:
     """The leaves whose blocks lie in ``stacks``, one array a stack of the plan."""
-    places = where(plan)
-    leaves = []
-    for index, leaf in enumerate(plan.leaves):
-        grid = plan.grids[index]
-        blocks = {}
-        for number, at in enumerate(itertools.product(*map(range, grid))):
-            place, row = places[index, number]
-            whole = stacks[place]
-            blocks[at] = whole[0] if whole.shape[0] == 1 else jax.lax.index_in_dim(whole, row, 0, keepdims=False)
-        leaves.append(_joined(blocks, (), grid).reshape(leaf.shape))
-    return leaves
+    found: List[Dict[Tuple[int, ...], Any]] = [{} for _ in plan.leaves]
+    for stack, whole in zip(plan.stacks, stacks):
+        counts = [region.count for region in stack.regions]
+        parts = _calls.split(_bare(plan, stack, whole), counts, len(stack.dims))
+        for region, part in zip(stack.regions, parts):
+            found[region.leaf][region.start] = _uncut(region, part)
+    return [_assembled(parts).reshape(leaf.shape) for parts, leaf in zip(found, plan.leaves)]
 
 
-def _joined(blocks: Any, at: tuple, grid: Sequence[int]) -> Any:
-    axis = len(at)
-    if axis == len(grid):
-        return blocks[at]
-    parts = [_joined(blocks, (*at, place), grid) for place in range(grid[axis])]
-    return parts[0] if len(parts) == 1 else jax.lax.concatenate(parts, axis)
+def _cut(region: Region, leaf: Any) -> Any:
+    """The blocks of a region, one a row."""
+    ends = [first + count * side for first, count, side in zip(region.start, region.grid, region.dims)]
+    part = jax.lax.slice(leaf, region.start, ends)
+    if region.count == 1:
+        return part[None]
+    order = len(region.dims)
+    between = part.reshape([size for pair in zip(region.grid, region.dims) for size in pair])
+    turned = between.transpose([*range(0, 2 * order, 2), *range(1, 2 * order, 2)])
+    return turned.reshape(region.count, *region.dims)
+
+
+def _uncut(region: Region, rows: Any) -> Any:
+    """The part of the leaf that rows of blocks came from."""
+    order = len(region.dims)
+    between = rows.reshape(*region.grid, *region.dims)
+    turned = between.transpose([axis for pair in zip(range(order), range(order, 2 * order)) for axis in pair])
+    return turned.reshape([count * side for count, side in zip(region.grid, region.dims)])
+
+
+def _assembled(parts: Dict[Tuple[int, ...], Any]) -> Any:
+    """The parts of a leaf, by where they begin, put together axis by axis, the last first."""
+    for axis in reversed(range(len(next(iter(parts))))):
+        groups: Dict[Tuple[int, ...], List[Any]] = {}
+        for start in sorted(parts):
+            groups.setdefault(start[:axis], []).append(parts[start])
+        parts = {start: one[0] if len(one) == 1 else jax.lax.concatenate(one, axis) for start, one in groups.items()}
+    return parts[()]
+
+
+def _holes(plan: Plan, stack: Stack) -> List[Tuple[int, int]]:
+    """For each shard the number of its blocks, and of its rows without one."""
+    size = len(stack.rows) // plan.shards
+    shards = [stack.rows[shard * size : (shard + 1) * size] for shard in range(plan.shards)]
+    return [(sum(row is not None for row in rows), sum(row is None for row in rows)) for rows in shards]
+
+
+def _padded(plan: Plan, stack: Stack, blocks: Any) -> Any:
+    """The blocks, with the rows between them that only fill up a shard."""
+    if None not in stack.rows:
+        return blocks
+    parts, first = [], 0
+    for count, empty in _holes(plan, stack):
+        parts.append(jax.lax.slice_in_dim(blocks, first, first + count))
+        parts.append(jnp.zeros((empty, *stack.dims), blocks.dtype))
+        first += count
+    return jax.lax.concatenate([part for part in parts if part.shape[0]], 0)
+
+
+def _bare(plan: Plan, stack: Stack, rows: Any) -> Any:
+    """The rows that hold a block."""
+    if None not in stack.rows:
+        return rows
+    parts, first = [], 0
+    for count, empty in _holes(plan, stack):
+        parts.append(jax.lax.slice_in_dim(rows, first, first + count))
+        first += count + empty
+    return jax.lax.concatenate([part for part in parts if part.shape[0]], 0)

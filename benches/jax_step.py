@@ -1,6 +1,6 @@
 """What a step through JAX costs: compile time, plain steps, checks, for few and for many blocks.
 
-    PYTHONPATH=bindings/python FOAM_LIBRARY=target/release/libfoam.so python benches/jax.py
+    PYTHONPATH=bindings/python FOAM_LIBRARY=target/release/libfoam.so python benches/jax_step.py
 
 Compile time is that of the whole update, `jax.jit(optimizer.update).lower(...).compile()`. A plain step is one without
 a check, medians of 30; `adamw` is optax.adamw on the same tree, `engine` is foam.Optimizer.step on the same gradients.

@@ -1,0 +1,35 @@
+//! The XLA handler in C++ that calls the stack functions: `examples/jax/cpp/train.py` compiles it against the installed
+//! jaxlib's headers, trains with it, and has a wrong call refused.
+
+#![cfg(target_os = "linux")]
+
+#[path = "support/library.rs"]
+mod library;
+#[path = "support/program.rs"]
+mod program;
+
+use library::root;
+use program::{LIBRARIES, SCRATCH};
+use std::process::{Command, Stdio};
+
+#[test]
+fn a_thin_handler_in_cpp_trains_in_place() {
+    let mut environment = Command::new(root().join("tests/python/environment.sh"));
+    let made = environment.stderr(Stdio::inherit()).output().expect("the environment's script runs");
+    assert!(made.status.success(), "{environment:?}: {}; its messages are above", made.status);
+    let printed = String::from_utf8_lossy(&made.stdout).into_owned();
+    let python = printed.lines().last().expect("the script prints the interpreter's path");
+
+    let mut command = Command::new(python);
+    command.arg(root().join("examples/jax/cpp/train.py")).arg(&*LIBRARIES).arg(&*SCRATCH);
+    command.env("PYTHONDONTWRITEBYTECODE", "1").env("JAX_PLATFORMS", "cpu").env_remove("LD_LIBRARY_PATH");
+    let done = command.output().unwrap_or_else(|cause| panic!("{command:?}: {cause}"));
+    let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert!(done.status.success(), "{command:?}: {}\n{out}{err}", done.status);
+    for said in
+        ["loss ", "state in place: True", "refused: INVALID_ARGUMENT: args.state_count = 3: expected 12"]
+    {
+        assert!(out.contains(said), "{said:?} is missing in:\n{out}{err}");
+    }
+    assert!(!err.contains("warning:"), "{err}");
+}
