@@ -1056,6 +1056,12 @@ foam_status foam_stack_reset(const foam_config *config,
                              foam_error *error);
 
 /**
+ * Lets go of what the library keeps between calls on stacks: plans, and with CUDA handles and pinned memory on
+ * the devices. Calls that come later make them anew; state is not affected, it is the caller's.
+ */
+void foam_stack_trim(void);
+
+/**
  * Fills `args` with the defaults: no tensors, in place, all blocks active.
  * `struct_size` is `sizeof(foam_stack_args)` as the caller was compiled.
  *
@@ -1134,6 +1140,27 @@ void *foam_xla_check(void *call_frame);
  * Contract: `call_frame` is a call frame of XLA's.
  */
 void *foam_xla_apply(void *call_frame);
+
+/**
+ * `foam_xla_accumulate` for the platform CUDA: device buffers, on XLA's stream, without waiting.
+ *
+ * Contract: `call_frame` is a call frame of XLA's.
+ */
+void *foam_xla_accumulate_cuda(void *call_frame);
+
+/**
+ * `foam_xla_check` for the platform CUDA. It waits for the device once.
+ *
+ * Contract: `call_frame` is a call frame of XLA's.
+ */
+void *foam_xla_check_cuda(void *call_frame);
+
+/**
+ * `foam_xla_apply` for the platform CUDA, without waiting.
+ *
+ * Contract: `call_frame` is a call frame of XLA's.
+ */
+void *foam_xla_apply_cuda(void *call_frame);
 
 /**
  * Looks for CUDA: NVIDIA's driver, cuBLAS, cuSOLVER, and devices. `usable` receives 1 if `device = cuda` can

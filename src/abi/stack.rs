@@ -249,13 +249,21 @@ pub unsafe extern "C" fn foam_stack_reset(
         boundary::call(error, || {
             let (config, stack) = read_stack(config, stack)?;
             let mut session = cache::take(&config, &stack)?;
-            let list = State { tensors: state, count, called: "state" };
+            let list = State { tensors: state, count, called: "state", device: config.device };
             let addresses = read_state(&list, session.layout(), &stack)?;
             session.reset(&addresses)?;
             cache::give(session);
             Ok(())
         })
     }
+}
+
+/// Lets go of what the library keeps between calls on stacks: plans, and with CUDA handles and pinned memory on
+/// the devices. Calls that come later make them anew; state is not affected, it is the caller's.
+#[unsafe(no_mangle)]
+pub extern "C" fn foam_stack_trim() {
+    // A panic in a release must not cross, and has nobody to be told to.
+    let _ = std::panic::catch_unwind(cache::clear);
 }
 
 /// The configuration and the stack that the structs describe; not yet validated against each other.

@@ -216,7 +216,7 @@ unsafe fn run(
         Arc::make_mut(&mut ports).inputs.retain(|port| port.role != Role::Active);
     }
     let need = session.workspace_bytes()?;
-    let desk = Desk { args, stack, layout: session.layout(), need };
+    let desk = Desk { args, stack, layout: session.layout(), need, device: session.device_of() };
     desk.check_lists()?;
     // SAFETY: the caller's contract.
     let (inputs, outputs) = unsafe {

@@ -282,7 +282,7 @@ unsafe fn read_tensor(
 }
 
 /// Why a tensor's memory is not the optimizer's to work on.
-fn wrong_device(found: foam_device, own: Device) -> Option<String> {
+pub(super) fn wrong_device(found: foam_device, own: Device) -> Option<String> {
     let kind = found.device_type;
     if own.kind == FOAM_DEVICE_CPU {
         return (!matches!(kind, FOAM_DEVICE_CPU | FOAM_DEVICE_CUDA_HOST)).then(|| {

@@ -55,6 +55,36 @@ pub unsafe extern "C" fn foam_xla_apply(call_frame: *mut c_void) -> *mut c_void 
     unsafe { handle("foam_xla_apply", Verb::Apply, &handler::CPU, call_frame) }
 }
 
+/// `foam_xla_accumulate` for the platform CUDA: device buffers, on XLA's stream, without waiting.
+///
+/// # Safety
+/// `call_frame` is a call frame of XLA's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_xla_accumulate_cuda(call_frame: *mut c_void) -> *mut c_void {
+    // SAFETY: the caller's contract.
+    unsafe { handle("foam_xla_accumulate_cuda", Verb::Accumulate, &handler::CUDA, call_frame) }
+}
+
+/// `foam_xla_check` for the platform CUDA. It waits for the device once.
+///
+/// # Safety
+/// `call_frame` is a call frame of XLA's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_xla_check_cuda(call_frame: *mut c_void) -> *mut c_void {
+    // SAFETY: the caller's contract.
+    unsafe { handle("foam_xla_check_cuda", Verb::Check, &handler::CUDA, call_frame) }
+}
+
+/// `foam_xla_apply` for the platform CUDA, without waiting.
+///
+/// # Safety
+/// `call_frame` is a call frame of XLA's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_xla_apply_cuda(call_frame: *mut c_void) -> *mut c_void {
+    // SAFETY: the caller's contract.
+    unsafe { handle("foam_xla_apply_cuda", Verb::Apply, &handler::CUDA, call_frame) }
+}
+
 /// Answers a metadata call, or performs the verb; an error and a panic become XLA's error.
 ///
 /// # Safety

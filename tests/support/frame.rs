@@ -1,5 +1,7 @@
 //! XLA's call frames, made by hand as its `c_api.h` lays them out, to call the handlers without XLA.
 
+#![allow(dead_code, reason = "each test uses a part of it")]
+
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
 use std::mem::{offset_of, size_of};
@@ -175,6 +177,31 @@ unsafe extern "C" fn error_create(args: *mut ErrorArgs) -> *mut c_void {
     std::ptr::dangling_mut()
 }
 
+#[repr(C)]
+struct StreamArgs {
+    struct_size: usize,
+    extension: *mut c_void,
+    context: *mut c_void,
+    stream: *mut c_void,
+}
+
+/// The stream of a call is its context; without one there is an error, as on a CPU.
+unsafe extern "C" fn stream_get(args: *mut StreamArgs) -> *mut c_void {
+    // SAFETY: the handler gives the arguments of this call.
+    unsafe {
+        assert!((*args).struct_size >= size_of::<StreamArgs>());
+        (*args).stream = (*args).context;
+        if (*args).context.is_null() { std::ptr::dangling_mut() } else { null_mut() }
+    }
+}
+
+/// A call on a device: its stream, and where the operands and the results lie.
+pub struct OnDevice<'a> {
+    pub stream: *mut c_void,
+    pub args: &'a [u64],
+    pub rets: &'a [u64],
+}
+
 /// Calls a handler as XLA executes it: its error's code and message, if it gives one.
 pub fn execute(
     handler: Handler,
@@ -185,6 +212,17 @@ pub fn execute(
     execute_at(3, handler, args, rets, attrs)
 }
 
+/// As [`execute`], with the buffers' memory on a device.
+pub fn execute_on(
+    device: &OnDevice,
+    handler: Handler,
+    args: &mut [Buffer],
+    rets: &mut [Buffer],
+    attrs: &[(&str, Attr)],
+) -> Result<(), (i32, String)> {
+    call(3, Some(device), handler, args, rets, attrs)
+}
+
 /// As [`execute`], in another stage.
 pub fn execute_at(
     stage: i32,
@@ -193,18 +231,29 @@ pub fn execute_at(
     rets: &mut [Buffer],
     attrs: &[(&str, Attr)],
 ) -> Result<(), (i32, String)> {
-    let raw = |buffers: &mut [Buffer]| -> Vec<RawBuffer> {
-        let one = |b: &mut Buffer| RawBuffer {
+    call(stage, None, handler, args, rets, attrs)
+}
+
+fn call(
+    stage: i32,
+    device: Option<&OnDevice>,
+    handler: Handler,
+    args: &mut [Buffer],
+    rets: &mut [Buffer],
+    attrs: &[(&str, Attr)],
+) -> Result<(), (i32, String)> {
+    let raw = |buffers: &mut [Buffer], addresses: Option<&[u64]>| -> Vec<RawBuffer> {
+        let one = |(place, b): (usize, &mut Buffer)| RawBuffer {
             struct_size: size_of::<RawBuffer>(),
             extension: null_mut(),
             dtype: b.dtype,
-            data: b.data.as_mut_ptr().cast(),
+            data: addresses.map_or(b.data.as_mut_ptr().cast(), |a| a[place] as *mut c_void),
             rank: b.dims.len() as i64,
             dims: b.dims.as_ptr(),
         };
-        buffers.iter_mut().map(one).collect()
+        buffers.iter_mut().enumerate().map(one).collect()
     };
-    let (mut args, mut rets) = (raw(args), raw(rets));
+    let (mut args, mut rets) = (raw(args, device.map(|d| d.args)), raw(rets, device.map(|d| d.rets)));
     let pointers = |raw: &mut [RawBuffer]| -> Vec<*mut c_void> {
         raw.iter_mut().map(|b| std::ptr::from_mut(b).cast()).collect()
     };
@@ -257,13 +306,13 @@ pub fn execute_at(
         version: Version { struct_size: size_of::<Version>(), extension: null_mut(), major: 0, minor: 3 },
         internal: null(),
         error_create,
-        others: [null(); 17],
+        others: std::array::from_fn(|i| if i == 3 { stream_get as *const c_void } else { null() }),
     };
     let mut frame = Frame {
         struct_size: size_of::<Frame>(),
         extension: null_mut(),
         api: &api,
-        context: null_mut(),
+        context: device.map_or(null_mut(), |d| d.stream),
         stage,
         args: list(&arg_items),
         rets: list(&ret_items),

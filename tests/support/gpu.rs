@@ -90,6 +90,11 @@ impl Gpu {
         *address
     }
 
+    /// The address of buffer number `which`.
+    pub fn address(&self, which: usize) -> u64 {
+        self.buffers[which].0
+    }
+
     /// Reads buffer number `which` after everything on the stream.
     pub fn get(&self, which: usize, bytes: &mut [u8]) {
         within(self.context, || {

@@ -2,8 +2,10 @@
 
 use super::super::handle::dtype_text;
 use super::super::stack_args::foam_stack_args;
-use super::super::tensor::{FOAM_DEVICE_CPU, FOAM_DEVICE_CUDA_HOST, foam_dtype, foam_tensor};
+use super::super::step::wrong_device;
+use super::super::tensor::{foam_dtype, foam_tensor};
 use super::dtype_of;
+use crate::config::Device;
 use crate::error::{Error, Kind, Result};
 use crate::optimizer::stack::ports::{Given, Port, Ports, Role, refuse_overlaps};
 use crate::optimizer::stack::{Buffer, Element, Stack};
@@ -19,6 +21,8 @@ pub struct Desk<'a> {
     pub layout: &'a [Buffer],
     /// Bytes of workspace.
     pub need: usize,
+    /// Where the buffers must lie.
+    pub device: Device,
 }
 
 impl Desk<'_> {
@@ -89,7 +93,7 @@ impl Desk<'_> {
             Role::Workspace => std::ptr::null(),
         };
         // SAFETY: the caller's contract.
-        let given = unsafe { read_tensor(tensor, port, self.stack.count) };
+        let given = unsafe { read_tensor(tensor, port, self.stack.count, self.device) };
         given.map_err(|cause| named(cause, &self.name(port, written)))
     }
 
@@ -124,6 +128,8 @@ pub struct State {
     pub count: usize,
     /// The argument's name.
     pub called: &'static str,
+    /// Where its buffers must lie.
+    pub device: Device,
 }
 
 /// The addresses of all state buffers, checked against the layout and against each other.
@@ -146,18 +152,23 @@ pub unsafe fn read_state(list: &State, layout: &[Buffer], stack: &Stack) -> Resu
     let mut given = Vec::with_capacity(layout.len());
     for (place, port) in ports.outputs.iter().enumerate() {
         // SAFETY: the caller's contract.
-        let read = unsafe { read_tensor(list.tensors.add(place), port, stack.count) };
+        let read = unsafe { read_tensor(list.tensors.add(place), port, stack.count, list.device) };
         given.push(read.map_err(|cause| named(cause, &name(place)))?);
     }
     refuse_overlaps(&ports, &[], &given, |_, place| name(place))?;
     Ok(given.iter().map(|given| given.data).collect())
 }
 
-/// A contiguous tensor in host memory that fits its port.
+/// A contiguous tensor in the device's memory that fits its port.
 ///
 /// # Safety
 /// `tensor` is NULL or a readable tensor.
-unsafe fn read_tensor(tensor: *const foam_tensor, port: &Port, count: usize) -> Result<Given> {
+unsafe fn read_tensor(
+    tensor: *const foam_tensor,
+    port: &Port,
+    count: usize,
+    device: Device,
+) -> Result<Given> {
     let batch = [count as i64];
     let expected = || port.expected(&batch);
     if tensor.is_null() {
@@ -183,14 +194,8 @@ unsafe fn read_tensor(tensor: *const foam_tensor, port: &Port, count: usize) -> 
     let element = port.check(&batch, found, &called, &shape)?;
     // SAFETY: strides that are not NULL are `ndim` numbers.
     unsafe { check_strides(tensor, &shape)? };
-    if !matches!(tensor.device.device_type, FOAM_DEVICE_CPU | FOAM_DEVICE_CUDA_HOST) {
-        return Err(Error::new(
-            Kind::ShapeMismatch,
-            format!(
-                "device type {}: expected {FOAM_DEVICE_CPU} (CPU), the configuration's device",
-                tensor.device.device_type
-            ),
-        ));
+    if let Some(problem) = wrong_device(tensor.device, device) {
+        return Err(Error::new(Kind::ShapeMismatch, problem));
     }
     let bytes = port.stride(element) * count;
     let start = usize::try_from(tensor.byte_offset).ok().and_then(|o| (tensor.data as usize).checked_add(o));
@@ -200,6 +205,12 @@ unsafe fn read_tensor(tensor: *const foam_tensor, port: &Port, count: usize) -> 
     }
     let data = tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize);
     let state = matches!(port.role, Role::State(_)) && matches!(element, Element::Real(_));
+    // A GPU reads nothing at odd addresses; clocks and records hold 64-bit numbers.
+    let strict = device.kind != Device::CPU.kind;
+    let size = if strict && element == Element::U32 { 8 } else { element.size() };
+    if strict && data as usize % size != 0 {
+        return Err(Error::invalid(format!("its address is not a multiple of {size}, as the device needs")));
+    }
     if state && !(data as usize).is_multiple_of(element.size()) {
         let message = format!("its address is not a multiple of {}, the size of an element", element.size());
         return Err(Error::invalid(message));

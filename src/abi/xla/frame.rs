@@ -1,6 +1,7 @@
 //! XLA's FFI, API version 0.1, declared by hand: what a handler is called with, and how it answers. Only
 //! what has kept its place in every release is declared; fields behind it are left alone.
 
+use crate::error::{Error, Kind, Result};
 use libc::{c_char, c_void};
 
 /// `XLA_FFI_API_MAJOR` that the handlers follow.
@@ -71,7 +72,16 @@ pub struct Api {
     pub error_get_message: *const c_void,
     pub error_destroy: *const c_void,
     pub handler_register: *const c_void,
-    pub stream_get: *const c_void,
+    pub stream_get: Option<unsafe extern "C" fn(*mut StreamGetArgs) -> *mut c_void>,
+}
+
+/// `XLA_FFI_Stream_Get_Args`.
+#[repr(C)]
+pub struct StreamGetArgs {
+    pub struct_size: usize,
+    pub extension_start: *mut ExtensionBase,
+    pub context: *mut c_void,
+    pub stream: *mut c_void,
 }
 
 /// `XLA_FFI_Buffer`.
@@ -157,4 +167,29 @@ pub unsafe fn answer_metadata(frame: *mut CallFrame) -> bool {
         }
         false
     }
+}
+
+/// The stream that the call is ordered on.
+///
+/// # Safety
+/// `frame` is a call frame of the execute stage.
+pub unsafe fn stream(frame: &CallFrame) -> Result<*mut c_void> {
+    let mut args = StreamGetArgs {
+        struct_size: size_of::<StreamGetArgs>(),
+        extension_start: std::ptr::null_mut(),
+        context: frame.context,
+        stream: std::ptr::null_mut(),
+    };
+    // SAFETY: the caller's contract. An error object is XLA's to keep: there is nothing to learn from it.
+    let refused = unsafe {
+        let get = if frame.api.is_null() { None } else { (*frame.api).stream_get };
+        get.is_none_or(|get| !get(&mut args).is_null())
+    };
+    if refused {
+        return Err(Error::new(
+            Kind::DeviceError,
+            "XLA gave no stream for this call; expected a call on a GPU",
+        ));
+    }
+    Ok(args.stream)
 }

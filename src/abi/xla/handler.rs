@@ -1,7 +1,8 @@
 //! What the handlers of all verbs do: attributes and buffers become a stack and its call.
 
 use super::attributes::Attributes;
-use super::frame::{BUFFER, Buffer, Buffers, CallFrame};
+use super::frame::{self, BUFFER, Buffer, Buffers, CallFrame};
+use crate::backend::cuda::probe;
 use crate::error::{Error, Kind, Result};
 use crate::optimizer::stack::ports::{Given, Port, Ports, Role, Verb, dims_text, refuse_overlaps};
 use crate::optimizer::stack::session::Call;
@@ -9,17 +10,24 @@ use crate::optimizer::stack::{Element, Stack, cache};
 use crate::tensor::DType;
 use libc::c_void;
 
-/// What a platform has of its own. One for CUDA sets the device, and asks XLA for the stream
-/// (`XLA_FFI_Stream_Get`).
+/// What a platform has of its own.
 pub struct Platform {
-    /// The `device` of the configuration.
-    pub device: &'static str,
+    /// The `device` of the configuration, for a call with a buffer at this address.
+    pub device: fn(u64) -> Result<String>,
     /// The stream that the call is ordered on.
     pub stream: unsafe fn(&CallFrame) -> Result<*mut c_void>,
 }
 
 /// Host memory.
-pub const CPU: Platform = Platform { device: "cpu", stream: |_| Ok(std::ptr::null_mut()) };
+pub const CPU: Platform =
+    Platform { device: |_| Ok("cpu".to_string()), stream: |_| Ok(std::ptr::null_mut()) };
+
+/// NVIDIA devices: the one that the buffers lie on, and XLA's stream.
+pub const CUDA: Platform = Platform {
+    device: |address| Ok(format!("cuda:{}", probe::owner(address)?)),
+    // SAFETY: a call frame of the execute stage, by the callers.
+    stream: |frame| unsafe { frame::stream(frame) },
+};
 
 /// An operand or a result as XLA gives it.
 struct View<'a> {
@@ -39,7 +47,9 @@ pub unsafe fn perform(verb: Verb, platform: &Platform, frame: &CallFrame) -> Res
         let attributes = Attributes::read(&frame.attrs)?;
         (attributes, views(&frame.args, "operand")?, views(&frame.rets, "result")?)
     };
-    attributes.config.set("device", platform.device)?;
+    let address = inputs.first().map_or(0, |view| view.data as u64);
+    let device = (platform.device)(address);
+    attributes.config.set("device", device.as_deref().unwrap_or("cpu"))?;
     let arity = || check_arity(verb, &attributes, inputs.len(), outputs.len());
     let least = 1 + usize::from(attributes.with_params);
     let taken = if inputs.len() < least {
@@ -49,6 +59,7 @@ pub unsafe fn perform(verb: Verb, platform: &Platform, frame: &CallFrame) -> Res
             .and_then(|(batch, stack)| Ok((batch, cache::take(&attributes.config, &stack)?)))
     };
     // With too few operands other mistakes are only consequences.
+    let taken = device.and_then(|_| taken);
     let (batch, mut session) = taken.map_err(|cause| arity().err().unwrap_or(cause))?;
     session.set_log(|_, _| {});
     let ports = session.ports(verb, attributes.with_params);

@@ -54,12 +54,16 @@ impl Cuda {
             tasks: Pinned::new(device, 4 * factors * size_of::<Task>())?,
         };
         let linear = Linear::new(device, None, probe::has_batched_solver())?;
-        Cuda::assemble(engine.clone(), plan, config, layout, linear, memory, Allocator::System)
+        let mut made =
+            Cuda::assemble(engine.clone(), plan, config, layout, linear, memory, Allocator::System)?;
+        let tables = made.layout.tables.bytes.next_multiple_of(ALIGNMENT);
+        made.lent_bytes = tables + made.layout.work_bytes + BLAS_WORKSPACE + made.solver_bytes()? + ALIGNMENT;
+        Ok(made)
     }
 
     /// Bytes that the solver needs for any group of factors, in either precision.
     fn solver_bytes(&self) -> Result<usize> {
-        let factors: Vec<usize> = (0..self.plan.factors.len()).collect();
+        let factors = self.by_side();
         let mut most = 0;
         for precision in [None, Some(Precision::F64)] {
             for group in self.groups(&factors, |_| precision) {
@@ -119,9 +123,7 @@ impl Cuda {
 
 impl Late for Cuda {
     fn workspace_bytes(&self) -> Result<usize> {
-        let _current = self.engine.device.enter()?;
-        let tables = self.layout.tables.bytes.next_multiple_of(ALIGNMENT);
-        Ok(tables + self.layout.work_bytes + BLAS_WORKSPACE + self.solver_bytes()? + ALIGNMENT)
+        Ok(self.lent_bytes)
     }
 
     unsafe fn lend(&mut self, lent: &Lent) -> Result<()> {

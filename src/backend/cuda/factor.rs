@@ -128,11 +128,16 @@ impl Cuda {
         Bench::new(self.work.address(), group.n, group.solver.size(), group.tasks.len()).0
     }
 
-    /// The solver's workspace, as large as any refresh of this plan needs.
-    pub(super) fn reserve_solver(&mut self) -> Result<()> {
+    /// All factors, those of equal side together.
+    pub(super) fn by_side(&self) -> Vec<usize> {
         let mut factors: Vec<usize> = (0..self.plan.factors.len()).collect();
         factors.sort_by_key(|f| std::cmp::Reverse(self.plan.factors[*f].dim));
-        for group in self.groups(&factors, |_| None) {
+        factors
+    }
+
+    /// The solver's workspace, as large as any refresh of this plan needs.
+    pub(super) fn reserve_solver(&mut self) -> Result<()> {
+        for group in self.groups(&self.by_side(), |_| None) {
             let batch = batch(&self.bench(&group), &group);
             self.linear.prepare(&batch, self.allocator)?;
         }

@@ -48,6 +48,8 @@ pub struct Cuda {
     clocks: u64,
     infos: u64,
     dampings: (u64, usize),
+    /// Bytes of workspace that a caller must lend; 0 for a backend with memory of its own.
+    lent_bytes: usize,
     /// The stacks as the kernels see them.
     stacks: Vec<Stack>,
     /// The sites as last posted, and as this step wants them, by block in the order of the stacks.
@@ -131,6 +133,7 @@ impl Cuda {
             clocks: 0,
             infos: 0,
             dampings: (0, 0),
+            lent_bytes: 0,
             stacks: Vec::new(),
             sites: vec![Site::default(); blocks],
             wanted: vec![Site::default(); blocks],

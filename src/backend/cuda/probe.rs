@@ -237,3 +237,13 @@ fn devices() -> Vec<String> {
     let Ok(count) = device_count() else { return Vec::new() };
     (0..count).filter_map(|ordinal| super::driver::describe(ordinal).ok()).collect()
 }
+
+/// The number of the device that an address belongs to.
+pub fn owner(address: u64) -> Result<i32> {
+    require()?;
+    super::driver::owner(address).ok_or_else(|| {
+        Error::invalid(format!(
+            "the driver does not know address {address:#x} as device memory; expected buffers on an NVIDIA device"
+        ))
+    })
+}

@@ -187,8 +187,10 @@ impl Session {
     }
 }
 
-/// Every factor, at the ε that the device has for it.
+/// Every factor, those of equal side together, at the ε that the device has for it.
 fn all(plan: &Plan) -> Vec<SenseOrder> {
     let order = |factor| SenseOrder { factor, scale: 1.0, epsilon: 0.0, search: None };
-    (0..plan.factors.len()).map(order).collect()
+    let mut orders: Vec<SenseOrder> = (0..plan.factors.len()).map(order).collect();
+    orders.sort_by_key(|order| std::cmp::Reverse(plan.factors[order.factor].dim));
+    orders
 }

@@ -131,6 +131,11 @@ impl Session {
         Ok(kept.get_or_insert_with(make).clone())
     }
 
+    /// Where the buffers lie.
+    pub fn device_of(&self) -> Device {
+        self.optimizer.config.device
+    }
+
     /// Bytes of workspace that any verb needs.
     pub fn workspace_bytes(&mut self) -> Result<usize> {
         match self.late() {
