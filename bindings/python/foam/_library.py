@@ -199,7 +199,12 @@ def _declare(functions: ctypes.CDLL) -> None:
             f"foam_stack_{verb}": (status, [config, stack, POINTER(_structs.StackArgs), error])
             for verb in ("accumulate", "check", "apply")
         },
-        **{f"foam_xla_{verb}": (c_void_p, [c_void_p]) for verb in ("accumulate", "check", "apply")},
+        "foam_stack_trim": (None, []),
+        **{
+            f"foam_xla_{verb}{platform}": (c_void_p, [c_void_p])
+            for verb in ("accumulate", "check", "apply")
+            for platform in ("", "_cuda")
+        },
     }
     for name, (result, arguments) in prototypes.items():
         function = getattr(functions, name)

@@ -186,6 +186,9 @@ def workspace(settings: Settings, rows: int) -> int:
     stack.dtype = _structs.Dtype(_structs.DTYPE_FLOAT, 64 if settings.work == "float64" else 32, 1)
     stack.flags = 0 if settings.preconditioned else _structs.STACK_GRAFTING_ONLY
     pairs = dict(pair.split("=", 1) for pair in settings.options.split(";"))
+    if jax.default_backend() in ("gpu", "cuda"):
+        # The handlers find the device by its buffers; the size is the same on all of them.
+        pairs["device"] = "cuda:0"
     config = native_config(pairs.pop("preset"), pairs)
     library.call("foam_stack_workspace", ctypes.byref(config), ctypes.byref(stack), ctypes.byref(size))
     return max(size.value, 1)
