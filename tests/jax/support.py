@@ -84,12 +84,21 @@ def same(one, other):
     return equal and all(np.asarray(a).tobytes() == np.asarray(b).tobytes() and a.dtype == b.dtype for a, b in pairs)
 
 
-def copies(compiled, least=16):
-    """The copies of arrays in a compiled program; loop counters and the like are smaller than ``least`` elements."""
+def copies(compiled, of=None):
+    """The copies of arrays in a compiled program; with ``of``, of such as have the type and shape of one in that tree.
+
+    Scalars (loop counters, the step's number) are not counted, and neither are transpositions, which cut a gradient
+    into blocks and which XLA calls copies too.
+    """
+    names = {"float32": "f32", "float64": "f64", "int32": "s32", "uint32": "u32", "uint8": "u8"}
+    wanted = set()
+    for leaf in jax.tree.leaves(of):
+        shape = leaf.addressable_shards[0].data.shape
+        wanted.add(f"{names[str(leaf.dtype)]}[{','.join(map(str, shape))}]")
     found = []
     for line in compiled.as_text().splitlines():
-        match = re.search(r"= \(?(\w+)\[([\d,]*)\]\S* copy(-start)?\(", line)
-        if match and np.prod([int(side) for side in match[2].split(",") if side], dtype=int) >= least:
+        match = re.search(r"= \(?(\w+\[[\d,]+\])\S* copy(-start)?\(", line)
+        if match and (match[1] in wanted if wanted else "transpose" not in line):
             found.append(line.strip()[:160])
     return found
 

@@ -22,23 +22,20 @@ from . import _compat
 from ._options import Options
 from ._plan import Stack
 
-__all__ = ["MOVES", "VERBS", "Settings", "join", "register", "split", "step", "target", "workspace"]
+__all__ = ["VERBS", "Settings", "register", "step", "target", "workspace"]
 
 VERBS = ("accumulate", "check", "apply")
-#: What moves blocks into stacks and out of them; a library without these leaves it to XLA.
-MOVES = ("join", "split")
 
 #: For each platform of XLA, how the library's handlers for it are called.
 _SYMBOLS = {"cpu": "foam_xla_{}", "CUDA": "foam_xla_{}_cuda"}
 
 _lock = threading.Lock()
 _registered = False
-_moves = False
 
 
 def register() -> None:
     """Makes the handlers known to XLA, once."""
-    global _registered, _moves
+    global _registered
     with _lock:
         if _registered:
             return
@@ -46,37 +43,13 @@ def register() -> None:
         jax.devices()
         library = _library.load()
         for platform, symbol in _SYMBOLS.items():
-            for verb in (*VERBS, *MOVES):
+            for verb in VERBS:
                 handler = getattr(library.functions, symbol.format(verb), None)
                 if handler is not None:
                     _compat.ffi.register_ffi_target(target(verb), _compat.ffi.pycapsule(handler), platform=platform)
-                elif platform == "cpu" and verb in VERBS:
+                elif platform == "cpu":
                     raise LibraryError(f"{library.path} has no {symbol.format(verb)}: expected a libfoam with JAX support")
-        _moves = jax.default_backend() == "cpu" and hasattr(library.functions, _SYMBOLS["cpu"].format("split"))
         _registered = True
-
-
-def join(parts: Sequence[Any], order: int) -> Any:
-    """Arrays of blocks with ``order`` axes, one after the other."""
-    if len(parts) == 1:
-        return parts[0]
-    if not _moves:
-        return jax.lax.concatenate(parts, 0)
-    parts = _compat.align(parts)
-    kind = _compat.result((sum(part.shape[0] for part in parts), *parts[0].shape[1:]), parts[0].dtype, parts[0])
-    call = _compat.ffi.ffi_call(target("join"), kind, vmap_method="broadcast_all")
-    return call(*parts, order=np.int64(order))
-
-
-def split(whole: Any, counts: Sequence[int], order: int) -> List[Any]:
-    """An array of blocks as arrays of so many rows each; the reverse of :func:`join`."""
-    if len(counts) == 1:
-        return [whole]
-    if not _moves:
-        starts = np.cumsum([0, *counts])
-        return [jax.lax.slice_in_dim(whole, first, last) for first, last in zip(starts, starts[1:])]
-    kinds = [_compat.result((count, *whole.shape[1:]), whole.dtype, whole) for count in counts]
-    return list(_compat.ffi.ffi_call(target("split"), kinds, vmap_method="broadcast_all")(whole, order=np.int64(order)))
 
 
 def target(verb: str) -> str:

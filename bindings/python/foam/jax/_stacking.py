@@ -1,7 +1,8 @@
 """Leaves into stacks of blocks and back.
 
-Every slice of its own would be a kernel of its own for XLA to compile, some ten milliseconds each; so stacks are joined
-and split by foreign calls, which cost nothing to compile, and a leaf of many blocks is cut by one transposition.
+XLA compiles a kernel for every slice, some ten milliseconds each, but kernels that are equal only once. So a leaf of many
+blocks is cut by one transposition, and leaves are taken out of a stack by slices that differ in nothing but a number
+that is known when they run.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from . import _calls
 from ._plan import Plan, Region, Stack
 
 __all__ = ["stacked", "unstacked"]
@@ -32,18 +33,38 @@ def stacked(plan: Plan, stack: Stack, leaves: Sequence[Any], dtype: Any = None) 
             parts.append(jnp.zeros((region.count, *stack.dims), dtype))
         else:
             parts.append(_cut(region, leaf.reshape(plan.shapes[region.leaf])).astype(dtype))
-    return _padded(plan, stack, _calls.join(parts, len(stack.dims)))
+    return _padded(plan, stack, parts[0] if len(parts) == 1 else jax.lax.concatenate(parts, 0))
 
 
-def unstacked(plan: Plan, stacks: Sequence[Any]) -> List[Any]:
-    """The leaves whose blocks lie in ``stacks``, one array a stack of the plan."""
+def unstacked(plan: Plan, stacks: Sequence[Any], count: Any) -> List[Any]:
+    """The leaves whose blocks lie in ``stacks``, one array a stack of the plan; ``count`` is the number of the step."""
     found: List[Dict[Tuple[int, ...], Any]] = [{} for _ in plan.leaves]
+    sizes = [sum(region.count for region in stack.regions) for stack in plan.stacks if len(stack.regions) > 1]
+    numbers = _numbers(max(sizes, default=0), count)
     for stack, whole in zip(plan.stacks, stacks):
-        counts = [region.count for region in stack.regions]
-        parts = _calls.split(_bare(plan, stack, whole), counts, len(stack.dims))
-        for region, part in zip(stack.regions, parts):
+        rows, first = _bare(plan, stack, whole), 0
+        for region in stack.regions:
+            part = rows
+            if len(stack.regions) > 1:
+                part = jax.lax.dynamic_slice_in_dim(rows, numbers[first], region.count)
             found[region.leaf][region.start] = _uncut(region, part)
+            first += region.count
     return [_assembled(parts).reshape(leaf.shape) for parts, leaf in zip(found, plan.leaves)]
+
+
+def _numbers(most: int, count: Any) -> List[Any]:
+    """0, 1, 2, ..., each in a buffer of its own, and none of them known to XLA when it compiles.
+
+    A branch that is always taken; XLA does not know that, and the sort keeps it from taking both.
+    """
+    if most <= 8:
+        return [np.int32(number) for number in range(most)]
+
+    def taken(count: Any) -> List[Any]:
+        zero = jax.lax.sort(jnp.stack([count, count]))[0] - count
+        return [zero, *(jnp.int32(number) for number in range(1, most))]
+
+    return jax.lax.cond(count >= 0, taken, lambda count: [jnp.int32(0)] * most, count)
 
 
 def _cut(region: Region, leaf: Any) -> Any:

@@ -214,7 +214,7 @@ def _step(
         return after, (updates, finite)
 
     after, (updates, finite) = job.sharing.spread(work)(state.stacks, (grads, stacked_params))
-    directions = unstacked(job.plan, updates)
+    directions = unstacked(job.plan, updates, state.count)
     for place, leaf in enumerate(job.plan.leaves):
         if job.present[place]:
             directions[place] = _finished(job, leaf, directions[place], params and params[place], finite, decay)
@@ -239,17 +239,17 @@ def _inspect(job: _Job, grads: Dict[str, Any]) -> Tuple[Any, Dict[str, Any]]:
     The engine's own test: a block's sum of squares must leave room in its precision. In a step that is not taken only
     the blocks that are to blame go to the library, which leaves them alone and says so in ``info``.
     """
-    norms, present = {}, {}
+    norms, limits = {}, []
+    narrow = job.options.text("statistic_dtype") == "f32"
     for stack in job.plan.stacks:
         squares = jnp.square(grads[stack.key].astype(stack.work))
         norms[stack.key] = jnp.sum(squares, axis=tuple(range(1, squares.ndim)))
-        present[stack.key] = np.array([block is not None and job.present[block.leaf] for block in stack.rows])
-    narrow = job.options.text("statistic_dtype") == "f32"
-    finite = jnp.bool_(True)
+        limits.append(jnp.finfo(jnp.float32 if narrow else stack.work).max / 32)
+    fits = [norms[stack.key] < most for stack, most in zip(job.plan.stacks, limits)]
+    # A sort cannot be fused: a reduction would be done again, over all stacks, in every kernel that needs its result.
+    finite = jax.lax.sort(jnp.concatenate(fits))[0] if fits else jnp.bool_(True)
+    active = {}
     for stack in job.plan.stacks:
-        most = float(jnp.finfo(jnp.float32 if narrow else stack.work).max) / 32
-        finite &= jnp.all(norms[stack.key] < np.dtype(stack.work).type(most))
-    active = {
-        key: ((finite | ~jnp.isfinite(norms[key])) & present[key]).astype(jnp.int32) for key in norms
-    }
+        present = np.array([block is not None and job.present[block.leaf] for block in stack.rows])
+        active[stack.key] = ((finite | ~jnp.isfinite(norms[stack.key])) & present).astype(jnp.int32)
     return finite, active
