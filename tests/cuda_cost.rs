@@ -174,6 +174,20 @@ fn launches_do_not_depend_on_the_number_of_elements() {
 }
 
 #[test]
+fn synchronize_waits_for_a_step_whatever_it_was() {
+    simulated_with(&["deferred"], &[], || {
+        let trainer = Trainer::new(&equal(2, &[6, 5]), "merge_dims=false tau=1e6");
+        for _ in 0..9 {
+            trainer.step();
+            let mut error = foam_error::new();
+            // SAFETY: a live handle and a record.
+            assert_eq!(unsafe { foam_synchronize(trainer.model.handle(), &mut error) }, FOAM_OK);
+            assert_eq!(simulated::pending(), 0, "work is left");
+        }
+    });
+}
+
+#[test]
 fn plain_steps_can_be_captured_and_checks_refuse() {
     simulated_with(&["eager"], &[], || {
         let trainer = Trainer::new(&equal(2, &[6, 5]), "merge_dims=false");

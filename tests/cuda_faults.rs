@@ -12,7 +12,7 @@ mod simulated;
 mod support;
 
 use foam::abi::*;
-use simulated::{clear_faults, count, fail, simulated_with};
+use simulated::{clear_faults, count, fail, fail_evd, simulated_with};
 use std::collections::BTreeMap;
 use support::model::{Failure, Model, Spec, StepWith, configuration};
 use support::random::Random;
@@ -205,6 +205,74 @@ fn a_fault_at_creation_is_an_error_and_leaks_nothing() {
         }
         println!("| faults at creation | {tried} |");
         assert!(tried > 60, "{tried}");
+    });
+}
+
+#[test]
+fn a_solver_that_gives_nonsense_is_not_believed() {
+    simulated_with(&["eager"], &[], || {
+        for kind in ["info", "nonorthogonal", "nan", "values"] {
+            let mut bed = bed();
+            // At the first check there is no basis to keep: the diagonal serves. At the second there is one.
+            for t in 0..8 {
+                if t == 3 || t == 7 {
+                    fail_evd(2, kind);
+                }
+                assert_eq!(bed.step(t), Ok(false), "{kind}");
+            }
+            let stats = bed.model.stats();
+            assert_eq!((stats.fallback_stale, stats.failed_evds), (2, 2), "{kind}: {stats:?}");
+            assert!(bed.params.iter().all(|p| p.values().iter().all(|x| x.is_finite())), "{kind}");
+        }
+    });
+}
+
+/// The caller's allocator, on the device; what it gave out and has not got back.
+mod allocator {
+    use cudarc::driver::sys;
+    use std::ffi::c_void;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    pub static CALLS: AtomicUsize = AtomicUsize::new(0);
+    pub static LIVE: AtomicUsize = AtomicUsize::new(0);
+
+    pub unsafe extern "C" fn allocate(_: *mut c_void, size: usize, alignment: usize) -> *mut c_void {
+        assert!(alignment >= 256);
+        let mut address = 0;
+        // SAFETY: the library calls with its device's context current.
+        let status = unsafe { sys::cuMemAlloc_v2(&mut address, size) };
+        CALLS.fetch_add(1, Ordering::Relaxed);
+        LIVE.fetch_add(size, Ordering::Relaxed);
+        if status == sys::CUresult::CUDA_SUCCESS { address as *mut c_void } else { std::ptr::null_mut() }
+    }
+
+    pub unsafe extern "C" fn deallocate(_: *mut c_void, data: *mut c_void, size: usize, _: usize) {
+        // SAFETY: given by `allocate`.
+        unsafe { sys::cuMemFree_v2(data as u64) };
+        LIVE.fetch_sub(size, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn device_memory_comes_from_the_callers_allocator_and_goes_back_to_it() {
+    use std::sync::atomic::Ordering::Relaxed;
+    simulated_with(&["eager"], &[], || {
+        let mut config = configuration("reference", OPTIONS).unwrap();
+        (config.allocate, config.deallocate) = (Some(allocator::allocate), Some(allocator::deallocate));
+        let before = count("cuMemAlloc_v2");
+        let mut model = Model::create(&config, &specs()).unwrap_or_else(|failure| panic!("{failure:?}"));
+        let made = count("cuMemAlloc_v2") - before;
+        assert_eq!(made as usize, allocator::CALLS.load(Relaxed), "memory from elsewhere");
+        let stats = model.stats();
+        let known = stats.state_bytes_device + stats.workspace_bytes;
+        assert_eq!(allocator::LIVE.load(Relaxed) as u64, known);
+        let mut random = Random::new(9);
+        let mut params: Vec<Tensor> =
+            specs().iter().map(|s| s.tensor(&random.normals(s.elements()))).collect();
+        let grads = params.clone();
+        model.step(&mut params, &grads);
+        drop(model);
+        assert_eq!(allocator::LIVE.load(Relaxed), 0);
     });
 }
 

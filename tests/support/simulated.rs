@@ -54,6 +54,16 @@ pub fn fail(entry: &str, nth: u64, status: i32) {
     unsafe { function(entry.as_ptr(), nth, status) };
 }
 
+/// The `nth` eigendecomposition from now goes wrong: `info`, `nonorthogonal`, `nan` or `values`.
+pub fn fail_evd(nth: u64, kind: &str) {
+    let kind = CString::new(kind).unwrap();
+    // SAFETY: the simulator declares it so.
+    let function: unsafe extern "C" fn(u64, *const libc::c_char) -> i32 =
+        unsafe { std::mem::transmute(symbol("cudasim_fail_evd")) };
+    // SAFETY: a C string.
+    assert_eq!(unsafe { function(nth, kind.as_ptr()) }, 0);
+}
+
 /// How often `entry` was called, or one of the totals by its name.
 pub fn count(entry: &str) -> u64 {
     let entry = CString::new(entry).unwrap();
@@ -62,6 +72,14 @@ pub fn count(entry: &str) -> u64 {
         unsafe { std::mem::transmute(symbol("cudasim_count")) };
     // SAFETY: a C string.
     unsafe { function(entry.as_ptr()) }
+}
+
+/// Pieces of work that have been put on streams and have not run.
+pub fn pending() -> u64 {
+    // SAFETY: the simulator declares it so.
+    let function: unsafe extern "C" fn() -> u64 = unsafe { std::mem::transmute(symbol("cudasim_pending")) };
+    // SAFETY: it takes nothing.
+    unsafe { function() }
 }
 
 /// Forgets the faults that have not happened.

@@ -4,7 +4,7 @@
 use super::driver::{self, Grid, Memory};
 use super::kernels::index;
 use super::linear::{Batch, Operand, Shape};
-use super::stacks::Bench;
+use super::stacks::{Bench, MOST_BLOCKS};
 use super::step::{launch, wide};
 use super::tables::{Drift, THREADS, Task, Time, task};
 use super::{Cuda, RedampOrder, RefreshOrder, SenseOrder};
@@ -114,7 +114,7 @@ impl Cuda {
             if let Some(last) = groups.last_mut() {
                 let same = (last.n, last.statistic, last.work, last.solver) == (n, statistic, work, solver);
                 let bytes = Bench::bytes(n, solver.size(), last.tasks.len() + 1);
-                if same && bytes <= self.work.bytes() {
+                if same && bytes <= self.work.bytes() && last.tasks.len() < MOST_BLOCKS {
                     last.tasks.end += 1;
                     continue;
                 }

@@ -259,6 +259,15 @@ impl Cuda {
             .collect();
     }
 
+    /// Tells the device that the host has read its gate, if there was anything to read.
+    fn hear(&mut self, gate: &Gate, stream: CUstream) -> Result<()> {
+        if gate.refused > 0 || gate.overflowed > 0 {
+            step::heard(self, stream)?;
+            self.mark(stream)?;
+        }
+        Ok(())
+    }
+
     fn gate(&self) -> u64 {
         self.tables.address() + self.layout.tables.gate as u64
     }
@@ -331,7 +340,7 @@ impl Backend for Cuda {
         let gate: Gate = self.told(self.layout.tables.gate, 0);
         news.refused_now = gate.open == 0;
         self.read_news(news);
-        step::heard(self, self.stream)
+        self.hear(&gate, self.stream)
     }
 
     fn refresh(&mut self, orders: &[RefreshOrder], refreshed: &mut [Option<Refreshed>]) -> Result<()> {
@@ -353,6 +362,7 @@ impl Backend for Cuda {
         let engine = self.engine.clone();
         let _current = engine.device.enter()?;
         step::apply(self, orders)?;
+        self.dirty = true;
         if !self.capturing {
             self.mark(self.stream)?;
         }
@@ -369,8 +379,7 @@ impl Backend for Cuda {
         let own = self.own.raw();
         self.listen(own)?;
         self.read_news(news);
-        step::heard(self, own)?;
-        self.mark(own)
+        self.hear(&self.told(self.layout.tables.gate, 0), own)
     }
 
     fn forgive(&mut self) {

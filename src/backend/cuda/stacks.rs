@@ -11,8 +11,8 @@ use crate::tensor::{DType, Precision};
 
 /// Elements of one chunk of an elementwise pass.
 pub const CHUNK: usize = 4096;
-/// Blocks of one stack: a launch has at most 65535 along its second axis.
-const MOST_BLOCKS: usize = 32768;
+/// Blocks of one stack, or factors of one group: a launch has at most 65535 along its second axis.
+pub const MOST_BLOCKS: usize = 32768;
 /// Workspace that the factors of a check may fill at once, unless a single one needs more.
 const CHECK_BYTES: usize = 64 << 20;
 
