@@ -1,12 +1,7 @@
 //! The tests of the CUDA simulator itself: a simulator without teeth would prove nothing. Planted on purpose and
 //! caught: a use after free, a missing event, a short workspace, a race in shared memory, a leak, and more.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
-#[path = "support/library.rs"]
-mod library;
-
-use library::root;
+use crate::library::root;
 use std::io::Write;
 use std::process::Command;
 

@@ -1,26 +1,15 @@
 //! The functional door on a CUDA device, on the simulator: the XLA handlers with hand-made call frames (no JAX with a
 //! GPU can run here), and the C functions. The same gradients give the state that a handle on the device has.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
-#[path = "support/cudasim.rs"]
-mod cudasim;
-#[path = "support/frame.rs"]
-mod frame;
-#[path = "support/library.rs"]
-mod library;
-#[path = "support/simulated.rs"]
-mod simulated;
-mod support;
-
+use crate::frame::{Attr, Buffer, F32, F64, Handler, I32, OnDevice, U8, U32, execute_on};
+use crate::simulated::{count, simulated, simulated_with};
+use crate::support;
+use crate::support::gpu::Gpu;
+use crate::support::model::{Model, Spec, StepWith, checked};
+use crate::support::random::Random;
+use crate::support::stack::{Room, Shape, layout, words};
+use crate::support::tensor::{Dtype, Tensor};
 use foam::abi::*;
-use frame::{Attr, Buffer, F32, F64, Handler, I32, OnDevice, U8, U32, execute_on};
-use simulated::{count, simulated, simulated_with};
-use support::gpu::Gpu;
-use support::model::{Model, Spec, StepWith, checked};
-use support::random::Random;
-use support::stack::{Room, Shape, layout, words};
-use support::tensor::{Dtype, Tensor};
 
 const OPTIONS: &str =
     "check_period=4 beta2=0.9 tau=0.4 epsilon=1e-3 epsilon_max=3e-2 merge_dims=false lr=0.1";

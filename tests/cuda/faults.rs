@@ -1,22 +1,12 @@
 //! CUDA calls that fail, each in its turn: the caller gets a status that names the call, and either nothing has
 //! changed or the message says what is lost. Nothing leaks, whatever fails.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
-#[path = "support/cudasim.rs"]
-mod cudasim;
-#[path = "support/library.rs"]
-mod library;
-#[path = "support/simulated.rs"]
-mod simulated;
-mod support;
-
+use crate::simulated::{clear_faults, count, fail, fail_evd, simulated_with};
+use crate::support::model::{Failure, Model, Spec, StepWith, configuration};
+use crate::support::random::Random;
+use crate::support::tensor::{Dtype, Tensor};
 use foam::abi::*;
-use simulated::{clear_faults, count, fail, fail_evd, simulated_with};
 use std::collections::BTreeMap;
-use support::model::{Failure, Model, Spec, StepWith, configuration};
-use support::random::Random;
-use support::tensor::{Dtype, Tensor};
 
 const OPTIONS: &str = "device=cuda:0 check_period=4 beta2=0.9 policy=stale epsilon=1e-3 epsilon_max=3e-2";
 
@@ -258,7 +248,8 @@ fn device_memory_comes_from_the_callers_allocator_and_goes_back_to_it() {
     use std::sync::atomic::Ordering::Relaxed;
     simulated_with(&["eager"], &[], || {
         let mut config = configuration("reference", OPTIONS).unwrap();
-        (config.allocate, config.deallocate) = (Some(allocator::allocate), Some(allocator::deallocate));
+        config.allocate = Some(allocator::allocate);
+        config.deallocate = Some(allocator::deallocate);
         let before = count("cuMemAlloc_v2");
         let mut model = Model::create(&config, &specs()).unwrap_or_else(|failure| panic!("{failure:?}"));
         let made = count("cuMemAlloc_v2") - before;

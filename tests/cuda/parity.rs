@@ -4,25 +4,14 @@
 //! Every test runs in a process of its own, which finds the simulator in place of NVIDIA's libraries and fails if
 //! anything leaks, races, or reads memory that nothing has written.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
-#[path = "support/cudasim.rs"]
-mod cudasim;
-#[path = "support/golden/mod.rs"]
-mod golden;
-#[path = "support/library.rs"]
-mod library;
-#[path = "support/simulated.rs"]
-mod simulated;
-mod support;
-
+use crate::golden::{Case, Precision, replay_on};
+use crate::simulated::{fail, simulated, simulated_with};
+use crate::support::matrix::difference;
+use crate::support::model::{Failure, Model, Spec, StepWith};
+use crate::support::random::Random;
+use crate::support::tensor::{Dtype, Tensor};
+use crate::{cudasim, library};
 use foam::abi::{FOAM_NOT_FINITE, FOAM_OK, FOAM_POISONED, foam_error, foam_synchronize};
-use golden::{Case, Precision, replay_on};
-use simulated::{fail, simulated, simulated_with};
-use support::matrix::difference;
-use support::model::{Failure, Model, Spec, StepWith};
-use support::random::Random;
-use support::tensor::{Dtype, Tensor};
 
 /// The traces of `tests/golden`.
 fn traces() -> Vec<Case> {

@@ -1,20 +1,10 @@
 //! The programs of `examples/cuda`, compiled against NVIDIA's real headers and run on the simulator of `tests/cudasim`.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
-#[path = "support/cudasim.rs"]
-mod cudasim;
-#[path = "support/library.rs"]
-mod library;
-#[path = "support/nvidia.rs"]
-mod nvidia;
-#[path = "support/program.rs"]
-mod program;
-
-use cudasim::simulate;
-use library::{root, shared_library};
-use nvidia::{cuda12, cuda13, runs, wanted};
-use program::{LIBRARIES, SCRATCH, STRICT, compiler};
+use crate::cudasim;
+use crate::cudasim::simulate;
+use crate::library::{root, shared_library};
+use crate::nvidia::{cuda12, cuda13, runs, wanted};
+use crate::program::{LIBRARIES, SCRATCH, STRICT, compiler};
 use std::path::PathBuf;
 use std::process::Command;
 

@@ -1,25 +1,16 @@
 //! What a step on a CUDA device costs, counted by the simulator: launches, waits of the host, allocations, copies.
 //! No time is claimed; these are the numbers by which a GPU step can be judged without a GPU.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
-#[path = "support/cudasim.rs"]
-mod cudasim;
-#[path = "support/library.rs"]
-mod library;
-#[path = "support/simulated.rs"]
-mod simulated;
-mod support;
-
+use crate::simulated;
+use crate::simulated::{count, set_capturing, simulated_with};
+use crate::support::gpu::Gpu;
+use crate::support::model::{Model, Spec, configuration};
+use crate::support::random::Random;
+use crate::support::tensor::Dtype;
 use foam::abi::*;
-use simulated::{count, set_capturing, simulated_with};
 use std::ffi::c_void;
 use std::mem::{MaybeUninit, size_of};
 use std::ptr::null_mut;
-use support::gpu::Gpu;
-use support::model::{Model, Spec, configuration};
-use support::random::Random;
-use support::tensor::Dtype;
 
 /// What is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

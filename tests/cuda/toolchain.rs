@@ -4,15 +4,8 @@
 //! oldest that is supported, and the newest ptxas of CUDA 12); CUDA 13 comes with the torch of `target/python-env`.
 //! `FOAM_SKIP_REAL_CUDA=1` leaves these tests out.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
-#[path = "support/library.rs"]
-mod library;
-#[path = "support/nvidia.rs"]
-mod nvidia;
-
-use library::{root, shared_library};
-use nvidia::{cuda12, cuda13, python, runs, say, wanted};
+use crate::library::{root, shared_library};
+use crate::nvidia::{cuda12, cuda13, python, runs, say, wanted};
 use std::process::Command;
 
 /// Runs a script with these arguments; gives what it says, and prints the end of it past the test harness.

@@ -1,22 +1,13 @@
 //! What the library says where CUDA is missing, incomplete, too old, or has no device: a status that names what was
 //! looked for. The CPU works all the same.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
-#[path = "support/cudasim.rs"]
-mod cudasim;
-#[path = "support/library.rs"]
-mod library;
-#[path = "support/simulated.rs"]
-mod simulated;
-mod support;
-
+use crate::simulated::simulated_with;
+use crate::support::model::{Model, Spec, configuration};
+use crate::support::tensor::{Dtype, Tensor};
+use crate::{cudasim, library};
 use foam::abi::*;
-use simulated::simulated_with;
 use std::path::PathBuf;
 use std::process::Command;
-use support::model::{Model, Spec, configuration};
-use support::tensor::{Dtype, Tensor};
 
 /// A folder with the simulator under some of CUDA's names only.
 fn folder(name: &str, libraries: &[&str]) -> String {

@@ -1,0 +1,30 @@
+//! The CUDA backend. No GPU is needed: the simulator of `tests/cudasim` executes what is shipped, and NVIDIA's real
+//! compiler, assembler and libraries, installed by `environment.sh`, check what the simulator cannot.
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+#[path = "../support/cudasim.rs"]
+mod cudasim;
+#[path = "../support/frame.rs"]
+mod frame;
+#[path = "../support/golden/mod.rs"]
+mod golden;
+#[path = "../support/library.rs"]
+mod library;
+#[path = "../support/nvidia.rs"]
+mod nvidia;
+#[path = "../support/program.rs"]
+mod program;
+#[path = "../support/simulated.rs"]
+mod simulated;
+#[path = "../support/mod.rs"]
+mod support;
+
+mod cost;
+mod example;
+mod faults;
+mod parity;
+mod probe;
+mod simulator;
+mod stack;
+mod toolchain;
