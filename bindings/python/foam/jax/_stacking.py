@@ -36,11 +36,12 @@ def stacked(plan: Plan, stack: Stack, leaves: Sequence[Any], dtype: Any = None) 
     return _padded(plan, stack, parts[0] if len(parts) == 1 else jax.lax.concatenate(parts, 0))
 
 
-def unstacked(plan: Plan, stacks: Sequence[Any], count: Any) -> List[Any]:
-    """The leaves whose blocks lie in ``stacks``, one array a stack of the plan; ``count`` is the number of the step."""
+def unstacked(plan: Plan, stacks: Sequence[Any], any_number: Any) -> List[Any]:
+    """The leaves whose blocks lie in ``stacks``, one array a stack of the plan; ``any_number`` is one that XLA does not
+    know when it compiles."""
     found: List[Dict[Tuple[int, ...], Any]] = [{} for _ in plan.leaves]
     sizes = [sum(region.count for region in stack.regions) for stack in plan.stacks if len(stack.regions) > 1]
-    numbers = _numbers(max(sizes, default=0), count)
+    numbers = _numbers(max(sizes, default=0), any_number)
     for stack, whole in zip(plan.stacks, stacks):
         rows, first = _bare(plan, stack, whole), 0
         for region in stack.regions:
@@ -52,19 +53,25 @@ def unstacked(plan: Plan, stacks: Sequence[Any], count: Any) -> List[Any]:
     return [_assembled(parts).reshape(leaf.shape) for parts, leaf in zip(found, plan.leaves)]
 
 
-def _numbers(most: int, count: Any) -> List[Any]:
+def _numbers(most: int, any_number: Any) -> List[Any]:
     """0, 1, 2, ..., each in a buffer of its own, and none of them known to XLA when it compiles.
 
-    A branch that is always taken; XLA does not know that, and the sort keeps it from taking both.
+    They come out of a branch that is always taken, which XLA cannot see through the sorts of equal numbers.
     """
     if most <= 8:
         return [np.int32(number) for number in range(most)]
 
-    def taken(count: Any) -> List[Any]:
-        zero = jax.lax.sort(jnp.stack([count, count]))[0] - count
-        return [zero, *(jnp.int32(number) for number in range(1, most))]
+    def same(number: Any) -> Any:
+        return jax.lax.sort(jnp.stack([number, number]))[0]
 
-    return jax.lax.cond(count >= 0, taken, lambda count: [jnp.int32(0)] * most, count)
+    def taken(number: Any) -> List[Any]:
+        # Without a sort in it XLA would take both branches, and choose.
+        return [same(number) - number, *(jnp.int32(row) for row in range(1, most))]
+
+    def never(number: Any) -> List[Any]:
+        return [jnp.int32(0)] * most
+
+    return jax.lax.cond(same(any_number) == any_number, taken, never, any_number)
 
 
 def _cut(region: Region, leaf: Any) -> Any:

@@ -220,8 +220,13 @@ def _step(
             directions[place] = _finished(job, leaf, directions[place], params and params[place], finite, decay)
         else:
             directions[place] = None
-    taken = finite.astype(jnp.int32)
-    return directions, ScaleByFoamState(state.count + taken, state.skipped + 1 - taken, after, state.layout)
+    count, skipped = _raised(state.count, finite), _raised(state.skipped, ~finite)
+    return directions, ScaleByFoamState(count, skipped, after, state.layout)
+
+
+def _raised(count: Any, by_one: Any) -> Any:
+    """A counter that stops at the largest number."""
+    return jnp.where(by_one & (count < jnp.iinfo(count.dtype).max), count + 1, count)
 
 
 def _finished(job: _Job, leaf: Leaf, direction: Any, param: Any, finite: Any, decay: Any) -> Any:
