@@ -33,8 +33,9 @@ README = (ROOT / "README.md").read_text()
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", README, re.M | re.S)
 
 
-def test_the_readme_has_a_program_for_python_and_one_for_pytorch():
+def test_the_readme_has_a_program_for_python_one_for_pytorch_and_one_for_jax():
     assert any("foam.Optimizer(" in program for program in PROGRAMS)
+    assert any("from foam.jax import foam" in program for program in PROGRAMS)
     assert any("foam.torch.FOAM(" in program for program in PROGRAMS)
 
 
