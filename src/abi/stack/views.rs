@@ -208,7 +208,7 @@ unsafe fn read_tensor(
     // A GPU reads nothing at odd addresses; clocks and records hold 64-bit numbers.
     let strict = device.kind != Device::CPU.kind;
     let size = if strict && element == Element::U32 { 8 } else { element.size() };
-    if strict && data as usize % size != 0 {
+    if strict && !(data as usize).is_multiple_of(size) {
         return Err(Error::invalid(format!("its address is not a multiple of {size}, as the device needs")));
     }
     if state && !(data as usize).is_multiple_of(element.size()) {

@@ -59,7 +59,7 @@ pub unsafe fn perform(verb: Verb, platform: &Platform, frame: &CallFrame) -> Res
             .and_then(|(batch, stack)| Ok((batch, cache::take(&attributes.config, &stack)?)))
     };
     // With too few operands other mistakes are only consequences.
-    let taken = device.and_then(|_| taken);
+    let taken = device.and(taken);
     let (batch, mut session) = taken.map_err(|cause| arity().err().unwrap_or(cause))?;
     session.set_log(|_, _| {});
     let ports = session.ports(verb, attributes.with_params);
