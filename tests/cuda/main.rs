@@ -2,7 +2,10 @@
 //! compiler, assembler and libraries, installed by `environment.sh`, check what the simulator cannot.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-#![allow(clippy::duplicate_mod, reason = "the replay of traces, which an example shares, brings its own way to the device")]
+#![allow(
+    clippy::duplicate_mod,
+    reason = "the replay of traces, which an example shares, brings its own way to the device"
+)]
 
 #[path = "../support/cudasim.rs"]
 mod cudasim;
