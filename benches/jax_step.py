@@ -29,7 +29,7 @@ CASES = [
     ("400 of 400 shapes", [(16 + number // 20, 17 + number % 20) for number in range(400)]),
 ]
 #: The first step checks, and then none for long.
-OPTIONS = dict(cadence="paper", check_period=1000, max_factor_dim=64, merge_dims=False, epsilon=1e-6, epsilon_max=1e-4)
+OPTIONS = dict(cadence="paper", check_period=1000, max_factor_dim=64, merge_dims=False, epsilon=1e-3, epsilon_max=1e-1)
 
 
 def tree(shapes, seed):

@@ -2,9 +2,9 @@
 
     python examples/jax/digits.py [FOLDER]      default: target/jax-digits of the checkout
 
-Needs jax, optax and the package foam (from a checkout: PYTHONPATH=bindings/python). Writes to the folder the loss curves
-(loss.csv), the figures of every factor (stats.csv) and, with matplotlib, the plots of both. One learning rate and one
-cosine schedule for both, no decay for vectors, an epoch is one compiled scan with everything donated.
+Needs jax, optax and the package foam (from a checkout: PYTHONPATH=bindings/python). Writes to the folder the loss
+curves (loss.csv), the figures of every factor (stats.csv) and, with matplotlib, the plots of both. One learning rate
+and one cosine schedule for both, no decay for vectors, an epoch is one compiled scan with everything donated.
 """
 
 import csv

@@ -105,7 +105,8 @@ def copies(compiled, of=None):
 
 def collectives(compiled):
     """What devices send to each other in a compiled program: (kind, result's type)."""
-    pattern = r"= (\(?\w+\[[\d,]*\]\S*).*? (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+    kinds = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
+    pattern = rf"= (\(?\w+\[[\d,]*\]\S*).*? ({kinds})(?:-start)?\("
     return [(match[2], match[1]) for match in re.finditer(pattern, compiled.as_text())]
 
 

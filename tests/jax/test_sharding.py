@@ -63,7 +63,8 @@ def test_a_mesh_shares_the_blocks(variant):
     for own in state[0].stacks.values():
         for leaf in own.values():
             assert leaf.sharding.spec == P("x") and leaf.addressable_shards[0].data.shape[0] == leaf.shape[0] // 2
-    compiled = jax.jit(train_step(optimizer), donate_argnums=(0, 1)).lower(params, state, everywhere(every[0])).compile()
+    step = jax.jit(train_step(optimizer), donate_argnums=(0, 1))
+    compiled = step.lower(params, state, everywhere(every[0])).compile()
     assert copies(compiled) == [] == copies(compiled, of=(params, state))
     # One gather of updates for each stack, and nothing else: state and gradients stay where they are.
     updates = sorted(str(list(leaf["moment"].shape)).replace(" ", "") for leaf in state[0].stacks.values())

@@ -25,7 +25,10 @@ def main():
     whole = NamedSharding(mesh, PartitionSpec())
 
     def everywhere(tree):
-        return jax.tree.map(lambda leaf: jax.make_array_from_callback(leaf.shape, whole, np.asarray(leaf).__getitem__), tree)
+        def place(leaf):
+            return jax.make_array_from_callback(leaf.shape, whole, np.asarray(leaf).__getitem__)
+
+        return jax.tree.map(place, tree)
 
     optimizer = foam(0.01, mesh=mesh, **LIVELY)
     start = model()

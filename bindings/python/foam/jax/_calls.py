@@ -48,7 +48,8 @@ def register() -> None:
                 if handler is not None:
                     _compat.ffi.register_ffi_target(target(verb), _compat.ffi.pycapsule(handler), platform=platform)
                 elif platform == "cpu":
-                    raise LibraryError(f"{library.path} has no {symbol.format(verb)}: expected a libfoam with JAX support")
+                    missing = symbol.format(verb)
+                    raise LibraryError(f"{library.path} has no {missing}: expected a libfoam with JAX support")
         _registered = True
 
 
@@ -142,9 +143,7 @@ def _call(
         kinds.append(_compat.result(shape, dtype, arrays[0]))
     kinds.append(_compat.result((workspace(settings, rows),), jnp.uint8, arrays[0]))
     aliases = {operands.index(name): place for place, name in enumerate(results) if name in operands}
-    call = _compat.ffi.ffi_call(
-        target(verb), kinds, vmap_method="broadcast_all", input_output_aliases=aliases
-    )
+    call = _compat.ffi.ffi_call(target(verb), kinds, vmap_method="broadcast_all", input_output_aliases=aliases)
     found = call(*arrays, **settings.attributes(verb))
     return dict(zip(results, found))
 

@@ -1,8 +1,8 @@
 """Leaves into stacks of blocks and back.
 
-XLA compiles a kernel for every slice, some ten milliseconds each, but kernels that are equal only once. So a leaf of many
-blocks is cut by one transposition, and leaves are taken out of a stack by slices that differ in nothing but a number
-that is known when they run.
+XLA compiles a kernel for every slice, some ten milliseconds each, but kernels that are equal only once. So a leaf of
+many blocks is cut by one transposition, and leaves are taken out of a stack by slices that differ in nothing but a
+number that is known when they run.
 """
 
 from __future__ import annotations

@@ -141,7 +141,8 @@ class _Reader:
                 place = stack["rows"][row]
                 if place is not None:
                     found += _factors(self.names[place[0]], place, stack, np.ascontiguousarray(words), replica)
-        return sorted(found, key=lambda factor: (factor["param_index"], factor["block"], factor["replica"], factor["axis"]))
+        order = ("param_index", "block", "replica", "axis")
+        return sorted(found, key=lambda factor: tuple(factor[key] for key in order))
 
     def marked(self, bit: int) -> Iterator[str]:
         """The parameters that have a block with ``bit`` in its info."""
