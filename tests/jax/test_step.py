@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from foam.jax import foam, foam_stats, scale_by_foam
+from foam.jax import _calls, foam, foam_stats, scale_by_foam
 from support import LIVELY, Engine, flat, gradients, model, same, subtracted
 
 LR = 0.01
@@ -53,6 +53,25 @@ def test_the_update_is_the_engines_bit_for_bit(name):
         for key in set(its) - {"last_branch"}:
             assert mine[key] == its[key] or (mine[key] != mine[key] and its[key] != its[key]), (key, mine, its)
     assert not theirs or sum(factor["checks"] for factor in ours) > 0
+
+
+@pytest.mark.parametrize("options", [{}, dict(preset="paper"), dict(start_step=5)], ids=str)
+def test_a_check_behind_a_condition_is_the_same_check(options, monkeypatch):
+    """On a device whose clocks the host cannot see, XLA decides whether a check is due."""
+    options, params = {**LIVELY, "weight_decay": 0.0, **options}, model()
+    found = []
+    for waits in (False, True):
+        monkeypatch.setattr(_calls, "looking_waits", lambda: waits)
+        jax.clear_caches()
+        optimizer = scale_by_foam(**options)
+        state, step = optimizer.init(params), jax.jit(optimizer.update)
+        assert ("stablehlo.case" in step.lower(params, state, params).as_text()) == waits
+        for grads in gradients(params, 9):
+            updates, state = step(grads, state, params)
+        found.append((updates, state))
+    jax.clear_caches()
+    assert same(*found)
+    assert foam_stats(found[0][1])["evd_calls"] > 0
 
 
 def test_decoupled_decay_is_the_engines_up_to_one_rounding():

@@ -47,7 +47,7 @@ def test_constants_are_those_of_the_header(header):
     named = ("ABI_MAJOR", "ABI_MINOR", "MESSAGE_SIZE", "PARAM_GRAFTING_ONLY", "LOG_WARNING", "LOG_INFO")
     devices = ("DEVICE_CPU", "DEVICE_CUDA", "DEVICE_CUDA_HOST", "DEVICE_CUDA_MANAGED")
     dtypes = ("DTYPE_INT", "DTYPE_UINT", "DTYPE_FLOAT", "DTYPE_BFLOAT")
-    stacks = ("STACK_GRAFTING_ONLY", "STACK_MAX_NDIM", "STACK_BUFFER_NDIM", "STACK_NAME_SIZE")
+    stacks = ("CADENCE_PAPER", "STACK_GRAFTING_ONLY", "STACK_MAX_NDIM", "STACK_BUFFER_NDIM", "STACK_NAME_SIZE")
     infos = ("INFO_IDLE", "INFO_NOT_FINITE", "INFO_LEFT_OUT", "INFO_FELL_BACK")
     for name in (*named, *devices, *dtypes, *stacks, *infos):
         assert defined[name] == getattr(_structs, name), name
