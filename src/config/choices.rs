@@ -106,8 +106,18 @@ pub struct Device {
 }
 
 impl Device {
+    /// DLPack's number of CPUs.
+    pub const CPU_KIND: i32 = 1;
+    /// DLPack's number of CUDA devices.
+    pub const CUDA_KIND: i32 = 2;
     /// The CPU.
-    pub const CPU: Device = Device { kind: 1, id: 0 };
+    pub const CPU: Device = Device { kind: Device::CPU_KIND, id: 0 };
+
+    /// The error for a kind that is neither.
+    pub fn unknown(self) -> crate::error::Error {
+        let message = format!("device_type = {}: expected 1 (cpu) or 2 (cuda)", self.kind);
+        crate::error::Error::new(crate::error::Kind::Unsupported, message)
+    }
 }
 
 /// A closed set of named values.

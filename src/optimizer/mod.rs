@@ -93,10 +93,10 @@ impl Optimizer {
         config.validate()?;
         check_specs(&config, &specs)?;
         let plan = Arc::new(Plan::new(&config, specs)?);
-        let backend: Box<dyn Backend> = if config.device.kind == Device::CPU.kind {
-            Box::new(Cpu::new(plan.clone(), &config, allocator)?)
-        } else {
-            Box::new(Cuda::new(plan.clone(), &config, allocator)?)
+        let backend: Box<dyn Backend> = match config.device.kind {
+            Device::CPU_KIND => Box::new(Cpu::new(plan.clone(), &config, allocator)?),
+            Device::CUDA_KIND => Box::new(Cuda::new(plan.clone(), &config, allocator)?),
+            _ => return Err(config.device.unknown()),
         };
         Ok(Optimizer::on(backend, config, plan, log))
     }

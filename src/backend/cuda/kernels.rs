@@ -88,7 +88,10 @@ static ENGINES: Mutex<Vec<Weak<Engine>>> = Mutex::new(Vec::new());
 impl Engine {
     /// The engine of device number `ordinal`: the one in use, or a new one.
     pub fn open(ordinal: i32) -> Result<Arc<Engine>> {
-        probe::require()?;
+        probe::require().map_err(|mut cause| {
+            cause.message = format!("device = cuda:{ordinal}: {}", cause.message);
+            cause
+        })?;
         let mut engines = ENGINES.lock();
         engines.retain(|engine| engine.strong_count() > 0);
         let same = |engine: &Arc<Engine>| engine.device.ordinal() == ordinal;

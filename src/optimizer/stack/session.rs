@@ -78,10 +78,10 @@ impl Session {
         stack.validate(&config)?;
         let layout = stack.layout(&config)?;
         let plan = Arc::new(stack.plan(&config, stack.count)?);
-        let backend: Box<dyn Backend> = if config.device.kind == Device::CPU.kind {
-            Box::new(Cpu::borrowing(plan.clone(), &config))
-        } else {
-            Box::new(Cuda::borrowing(plan.clone(), &config)?)
+        let backend: Box<dyn Backend> = match config.device.kind {
+            Device::CPU_KIND => Box::new(Cpu::borrowing(plan.clone(), &config)),
+            Device::CUDA_KIND => Box::new(Cuda::borrowing(plan.clone(), &config)?),
+            _ => return Err(config.device.unknown()),
         };
         let place = |content| layout.iter().position(|b| b.content == content).unwrap_or(0);
         let places = plan.slots.iter().map(|s| place(Content::Slot(s.kind, s.axis))).collect();
