@@ -39,11 +39,11 @@
 #![warn(clippy::undocumented_unsafe_blocks)]
 
 pub mod abi;
-pub mod backend;
 pub mod checkpoint;
 pub mod config;
+pub mod device;
+pub mod engine;
 pub mod error;
 pub mod memory;
-pub mod optimizer;
 pub mod preconditioner;
 pub mod tensor;

@@ -4,14 +4,17 @@ use super::boundary;
 use super::handle::{Need, enter, foam_optimizer};
 use super::status::{foam_error, foam_status};
 use crate::checkpoint::{file, format};
+use crate::engine::Optimizer;
 use crate::error::{Error, Result};
-use crate::optimizer::Optimizer;
 use libc::{c_char, c_void};
 use std::path::Path;
 
 fn load(optimizer: &mut Optimizer, bytes: &[u8]) -> Result<()> {
     let restored = format::decode(optimizer, bytes)?;
-    optimizer.restore(restored)
+    for (slot, bytes) in restored.buffers.iter().enumerate() {
+        optimizer.write_slot(slot, bytes)?;
+    }
+    optimizer.restore(&restored.clocks, restored.records, restored.steps, restored.skipped_steps)
 }
 
 /// Writes the whole state to a safetensors file, keyed by parameter name. The file appears whole or

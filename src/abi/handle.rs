@@ -6,11 +6,11 @@ use super::param::{FOAM_PARAM_GRAFTING_ONLY, foam_param};
 use super::status::{foam_error, foam_status};
 use super::step::StepScratch;
 use super::tensor::foam_dtype;
+use crate::engine::plan::ParamSpec;
+use crate::engine::{Level, Log, Optimizer};
 use crate::error::{Error, Kind, Result};
 use crate::memory::Allocator;
-use crate::optimizer::plan::ParamSpec;
-use crate::optimizer::{Level, Log, Optimizer};
-use crate::tensor::DType;
+use crate::tensor::{DType, Element};
 use libc::c_void;
 use std::cell::UnsafeCell;
 use std::ffi::CString;
@@ -130,13 +130,8 @@ impl LogSink {
 
 /// The element type that a dtype names.
 pub(super) fn element_type(dtype: foam_dtype) -> Option<DType> {
-    match (dtype.code, dtype.bits, dtype.lanes) {
-        (2, 32, 1) => Some(DType::F32),
-        (2, 64, 1) => Some(DType::F64),
-        (2, 16, 1) => Some(DType::F16),
-        (4, 16, 1) => Some(DType::Bf16),
-        _ => None,
-    }
+    let element = Element::from_dlpack(dtype.code, dtype.bits).filter(|_| dtype.lanes == 1);
+    element.and_then(Element::real)
 }
 
 /// A dtype for messages.
@@ -188,7 +183,7 @@ unsafe fn read_param(raw: &foam_param, index: usize) -> Result<ParamSpec> {
         if size <= 0 {
             return refuse(Kind::InvalidArgument, format!("shape[{axis}] = {size}: expected at least 1"));
         }
-        // Eight bytes an element must stay addressable.
+        // Eight bytes per element must stay addressable.
         let Some(product) = elements.checked_mul(size as usize).filter(|n| *n <= isize::MAX as usize / 8)
         else {
             return refuse(

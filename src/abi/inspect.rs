@@ -7,10 +7,10 @@ use super::stats::{
     foam_factor_info, foam_stats_info,
 };
 use super::status::{foam_error, foam_status};
+use crate::engine::Optimizer;
+use crate::engine::plan::SlotKind;
+use crate::engine::stats::Verb;
 use crate::error::{Error, Result};
-use crate::optimizer::Optimizer;
-use crate::optimizer::plan::SlotKind;
-use crate::optimizer::stats::Verb;
 use std::mem::size_of;
 
 /// Reads the figures of the whole optimizer. Set `info->struct_size` first. Works after a panic too.

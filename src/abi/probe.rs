@@ -2,7 +2,7 @@
 
 use super::boundary;
 use super::status::{foam_error, foam_status};
-use crate::backend::cuda::probe;
+use crate::device::gpu::cuda::probe;
 use crate::error::Error;
 use libc::c_char;
 

@@ -7,12 +7,13 @@ use super::boundary::{self, AbiStruct};
 use super::config::{foam_config, to_config};
 use super::handle::{dtype_text, element_type};
 use super::status::{foam_error, foam_status};
-use super::tensor::{FOAM_DTYPE_BFLOAT, FOAM_DTYPE_FLOAT, FOAM_DTYPE_UINT, foam_dtype, foam_tensor};
+use super::tensor::{FOAM_DTYPE_FLOAT, foam_dtype, foam_tensor};
 use crate::config::Config;
+use crate::engine::cache;
+use crate::engine::plan::{Array, Content, SlotKind};
+use crate::engine::stack::{MAX_ORDER, Stack};
 use crate::error::{Error, Kind, Result};
-use crate::optimizer::plan::SlotKind;
-use crate::optimizer::stack::{Buffer, Content, Element, MAX_ORDER, Stack, cache};
-use crate::tensor::DType;
+use crate::tensor::Element;
 use libc::c_char;
 use std::mem::size_of;
 use views::{State, read_state};
@@ -87,7 +88,7 @@ pub const FOAM_STACK_CLOCK: i32 = 0;
 pub const FOAM_STACK_RECORD: i32 = 1;
 /// Statistics of an axis; the lower triangle of their transpose counts.
 pub const FOAM_STACK_STATISTIC: i32 = 2;
-/// Bases of an axis, one eigenvector a row.
+/// Bases of an axis, one eigenvector per row.
 pub const FOAM_STACK_BASIS: i32 = 3;
 /// Spectra of an axis.
 pub const FOAM_STACK_SPECTRUM: i32 = 4;
@@ -191,9 +192,9 @@ pub unsafe extern "C" fn foam_stack_layout(
                     layout.len()
                 )));
             }
-            for (place, buffer) in layout.iter().enumerate() {
+            for (place, array) in layout.iter().enumerate() {
                 let known = item_size.min(size_of::<foam_stack_buffer>());
-                let item = describe(buffer, stack.count, known as u32);
+                let item = describe(array, stack.count, known as u32);
                 let target = items.cast::<u8>().add(place * item_size);
                 std::ptr::copy_nonoverlapping((&raw const item).cast::<u8>(), target, known);
                 target.add(known).write_bytes(0, item_size - known);
@@ -222,8 +223,8 @@ pub unsafe extern "C" fn foam_stack_workspace(
             if bytes.is_null() {
                 return Err(Error::invalid("bytes is NULL; expected a place for the size"));
             }
-            let mut session = cache::take(&config, &stack)?;
-            *bytes = session.workspace_bytes()?;
+            let session = cache::take(&config, &stack)?;
+            *bytes = session.workspace_bytes();
             cache::give(session);
             Ok(())
         })
@@ -319,20 +320,12 @@ pub(super) unsafe fn read_stack(
 
 /// The dtype that names an element type.
 fn dtype_of(element: Element) -> foam_dtype {
-    let (code, bits) = match element {
-        Element::Real(DType::F32) => (FOAM_DTYPE_FLOAT, 32),
-        Element::Real(DType::F64) => (FOAM_DTYPE_FLOAT, 64),
-        Element::Real(DType::F16) => (FOAM_DTYPE_FLOAT, 16),
-        Element::Real(DType::Bf16) => (FOAM_DTYPE_BFLOAT, 16),
-        Element::I32 => (super::tensor::FOAM_DTYPE_INT, 32),
-        Element::U32 => (FOAM_DTYPE_UINT, 32),
-        Element::U8 => (FOAM_DTYPE_UINT, 8),
-    };
+    let (code, bits) = element.dlpack();
     foam_dtype { code, bits, lanes: 1 }
 }
 
-fn describe(buffer: &Buffer, count: usize, struct_size: u32) -> foam_stack_buffer {
-    let kind = match buffer.content {
+fn describe(array: &Array, count: usize, struct_size: u32) -> foam_stack_buffer {
+    let kind = match array.content {
         Content::Clock => FOAM_STACK_CLOCK,
         Content::Record => FOAM_STACK_RECORD,
         Content::Slot(SlotKind::Statistic, _) => FOAM_STACK_STATISTIC,
@@ -346,19 +339,19 @@ fn describe(buffer: &Buffer, count: usize, struct_size: u32) -> foam_stack_buffe
     let mut item = foam_stack_buffer {
         struct_size,
         kind,
-        axis: buffer.content.axis().map_or(-1, |axis| axis as i32),
-        ndim: buffer.tail.len() as i32 + 1,
-        dtype: dtype_of(buffer.element),
+        axis: array.content.axis().map_or(-1, |axis| axis as i32),
+        ndim: array.tail.len() as i32 + 1,
+        dtype: dtype_of(array.element),
         reserved: 0,
-        bytes: (buffer.stride() * count) as u64,
+        bytes: (array.stride() * count) as u64,
         shape: [0; FOAM_STACK_BUFFER_NDIM],
         name: [0; FOAM_STACK_NAME_SIZE],
     };
     item.shape[0] = count as i64;
-    for (slot, size) in item.shape[1..].iter_mut().zip(&buffer.tail) {
+    for (slot, size) in item.shape[1..].iter_mut().zip(&array.tail) {
         *slot = *size as i64;
     }
-    let name = buffer.content.name();
+    let name = array.content.name();
     for (slot, byte) in item.name[..FOAM_STACK_NAME_SIZE - 1].iter_mut().zip(name.bytes()) {
         *slot = byte as c_char;
     }

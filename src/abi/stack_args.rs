@@ -3,14 +3,15 @@
 use super::boundary::{self, AbiStruct};
 use super::config::foam_config;
 use super::handle::LogSink;
-use super::stack::views::Desk;
+use super::stack::views::Arguments;
 use super::stack::{foam_stack, read_stack};
 use super::status::{foam_error, foam_status};
 use super::tensor::foam_tensor;
+use crate::engine::cache;
+use crate::engine::ports::{Buffer, Port, Role, Verb, refuse_overlaps};
+use crate::engine::session::{Call, Session};
+use crate::engine::stack::Stack;
 use crate::error::{Error, Result};
-use crate::optimizer::stack::ports::{Given, Port, Role, Verb, refuse_overlaps};
-use crate::optimizer::stack::session::{Call, Session};
-use crate::optimizer::stack::{Stack, cache};
 use libc::c_void;
 use std::sync::Arc;
 
@@ -215,17 +216,17 @@ unsafe fn run(
     if args.active.is_null() && verb == Verb::Accumulate {
         Arc::make_mut(&mut ports).inputs.retain(|port| port.role != Role::Active);
     }
-    let need = session.workspace_bytes()?;
-    let desk = Desk { args, stack, layout: session.layout(), need, device: session.device_of() };
-    desk.check_lists()?;
+    let need = session.workspace_bytes();
+    let arguments = Arguments { args, stack, layout: session.layout(), need, device: session.device_of() };
+    arguments.check_lists()?;
     // SAFETY: the caller's contract.
     let (inputs, outputs) = unsafe {
-        let read = |written: bool, ports: &[Port]| -> Result<Vec<Given>> {
-            ports.iter().map(|port| desk.give(port, written)).collect()
+        let read = |written: bool, ports: &[Port]| -> Result<Vec<Buffer>> {
+            ports.iter().map(|port| arguments.give(port, written)).collect()
         };
         (read(false, &ports.inputs)?, read(true, &ports.outputs)?)
     };
-    refuse_overlaps(&ports, &inputs, &outputs, |written, place| desk.say(&ports, written, place))?;
+    refuse_overlaps(&ports, &inputs, &outputs, |written, place| arguments.say(&ports, written, place))?;
     let scale = if args.scale.is_nan() { -lr } else { args.scale };
     let call = Call {
         verb,

@@ -7,11 +7,10 @@ use super::tensor::{
     FOAM_DEVICE_CPU, FOAM_DEVICE_CUDA, FOAM_DEVICE_CUDA_HOST, FOAM_DEVICE_CUDA_MANAGED, foam_device,
     foam_tensor,
 };
-use crate::backend::Tensors;
 use crate::config::Device;
+use crate::engine::plan::{ParamPlan, Plan};
+use crate::engine::{Outcome, StepOptions, Tensors};
 use crate::error::{Error, Kind, Result};
-use crate::optimizer::plan::{ParamPlan, Plan};
-use crate::optimizer::{Outcome, StepOptions};
 use crate::tensor::{DType, TensorRef};
 use libc::c_void;
 
@@ -134,12 +133,7 @@ pub unsafe extern "C" fn foam_step(
             let options = read_options(&args)?;
             read_tensors(&args, inner)?;
             let Inner { optimizer, scratch } = inner;
-            let tensors = Tensors {
-                params: &scratch.params,
-                grads: &scratch.grads,
-                updates: None,
-                stream: args.stream,
-            };
+            let tensors = Tensors { params: &scratch.params, grads: &scratch.grads, stream: args.stream };
             let outcome = optimizer.step(&tensors, options)?;
             if !args.skipped.is_null() {
                 *args.skipped = i32::from(outcome == Outcome::Skipped);

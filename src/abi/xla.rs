@@ -6,8 +6,8 @@ mod frame;
 mod handler;
 
 use super::boundary;
+use crate::engine::ports::Verb;
 use crate::error::{Error, Kind};
-use crate::optimizer::stack::ports::Verb;
 use frame::{CallFrame, ErrorCreateArgs, STAGE_EXECUTE};
 use handler::Platform;
 use libc::c_void;

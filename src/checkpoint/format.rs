@@ -11,9 +11,9 @@
 //!
 //! A file is read whole and checked whole before anything is changed.
 
+use crate::engine::plan::Slot;
+use crate::engine::{Clock, Optimizer};
 use crate::error::{Error, Result};
-use crate::optimizer::plan::Slot;
-use crate::optimizer::{Clock, Optimizer};
 use crate::preconditioner::{Branch, Counters, FactorRecord, Gauges};
 use crate::tensor::Precision;
 use safetensors::SafeTensors;
@@ -84,8 +84,8 @@ pub fn encode(optimizer: &mut Optimizer) -> Result<Vec<u8>> {
         entries.push((record_key(optimizer, index, "gauges"), Dtype::F64, vec![GAUGES], gauges));
         entries.push((record_key(optimizer, index, "counters"), Dtype::I64, vec![COUNTERS], counters));
     }
-    for (param, clock) in optimizer.plan().params.iter().zip(optimizer.clocks()) {
-        let name = &param.spec.name;
+    for (index, param) in optimizer.plan().params.iter().enumerate() {
+        let (name, clock) = (&param.spec.name, optimizer.clock(index));
         let step = (clock.step as i64).to_ne_bytes().to_vec();
         entries.push((format!("{name}/clock.step"), Dtype::I64, vec![1], step));
         entries.push((
@@ -123,7 +123,7 @@ fn describe(optimizer: &Optimizer) -> Result<Value> {
     }))
 }
 
-fn param_json(spec: &crate::optimizer::plan::ParamSpec) -> Value {
+fn param_json(spec: &crate::engine::plan::ParamSpec) -> Value {
     json!({ "name": spec.name, "shape": spec.shape, "dtype": spec.dtype.name() })
 }
 

@@ -18,8 +18,14 @@ pub fn is_check(config: &Config, t: u64) -> bool {
     }
 }
 
-/// Whether a parameter at its step `t` is past its first check, and so has a basis.
-pub fn is_preconditioned(config: &Config, t: u64) -> bool {
+/// Whether a factor is checked at its block's step `t`: at a check, and at once where a basis should be there but
+/// is not (a run that was resumed with another period, say).
+pub fn is_due(config: &Config, t: u64, has_basis: bool) -> bool {
+    t > 0 && (is_check(config, t) || (!has_basis && is_past_first_check(config, t)))
+}
+
+/// Whether the first check of a block at its step `t` has been due.
+fn is_past_first_check(config: &Config, t: u64) -> bool {
     match config.cadence {
         Cadence::Paper => true,
         Cadence::Reference => t >= config.first_check(),
@@ -31,8 +37,12 @@ pub fn bias_correction(enabled: bool, beta: f64, t: u64) -> f64 {
     if !enabled || beta >= 1.0 || beta == 0.0 {
         return 1.0;
     }
-    // expm1 keeps all digits while βᵗ is near 1.
-    -((t as f64) * beta.ln()).exp_m1()
+    power_complement(beta.ln(), t)
+}
+
+/// 1 − βᵗ from ln β. expm1 keeps all digits while βᵗ is near 1.
+pub fn power_complement(log_beta: f64, t: u64) -> f64 {
+    -((t as f64) * log_beta).exp_m1()
 }
 
 #[cfg(test)]
@@ -57,7 +67,11 @@ mod tests {
         assert_eq!(checks(&config, 26), [12, 15, 20, 25]);
         let config = Config { check_period: 5, ..Config::default() };
         assert_eq!(checks(&config, 12), [5, 10]);
-        assert!(!is_preconditioned(&config, 4) && is_preconditioned(&config, 5));
+        assert!(!is_due(&config, 4, false) && is_due(&config, 5, false));
+        assert!(
+            is_due(&config, 7, false) && !is_due(&config, 7, true),
+            "a missing basis is made up for at once"
+        );
     }
 
     #[test]

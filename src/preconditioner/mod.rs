@@ -1,10 +1,12 @@
-//! One Kronecker factor: its record, when it is checked, what is decided about it, and the bound
-//! that can be proven for it. Device-free: the numbers come from a backend.
+//! Preconditioners and their Kronecker factors: which arrays they keep, a factor's record, when it is checked,
+//! what is decided about it, and the bound that can be proven for it. Device-free: the numbers come from a device.
 
 pub mod bound;
 pub mod cadence;
 pub mod policy;
+pub mod shampoo;
 
+use crate::engine::rules::MOST_STEPS;
 use bytemuck::{Pod, Zeroable};
 
 /// What the last check of a factor did.
@@ -95,8 +97,9 @@ pub struct Counters {
     pub fallback_stale: i64,
 }
 
-/// The record of one factor: everything about it that is not a buffer.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// The record of one factor: everything about it that is not an array. It lies in the state as it is here.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct FactorRecord {
     /// The reals.
     pub gauges: Gauges,
@@ -123,5 +126,29 @@ impl FactorRecord {
             },
             counters: Counters::default(),
         }
+    }
+
+    /// Whether these can be the values of a record that the engine wrote: counts that a run can reach, a branch
+    /// that exists, a damping that is positive.
+    pub fn is_sound(&self) -> bool {
+        let counts: [i64; size_of::<Counters>() / 8] = bytemuck::cast(self.counters);
+        counts.iter().all(|count| (0..=MOST_STEPS as i64).contains(count))
+            && self.counters.has_basis <= 1
+            && self.counters.branch <= Branch::ReuseSame as i64
+            && self.gauges.epsilon.is_finite()
+            && self.gauges.epsilon > 0.0
+    }
+
+    /// Whether there is a basis.
+    pub fn has_basis(&self) -> bool {
+        self.counters.has_basis != 0
+    }
+
+    /// Whether the last check asked for a refresh that did not succeed: the next one begins with double precision.
+    pub fn refresh_failed(&self) -> bool {
+        let refreshes = [Branch::EvdFirst, Branch::EvdStale, Branch::EvdCap, Branch::EvdThreshold];
+        let counters = &self.counters;
+        let asked = refreshes.iter().any(|branch| *branch as i64 == counters.branch);
+        asked && (counters.last_refresh != counters.last_check || counters.evd_calls == 0)
     }
 }

@@ -3,7 +3,7 @@
 use super::{Branch, FactorRecord};
 use crate::config::{Config, Policy};
 
-/// What a backend measured about a factor in its stale basis.
+/// What a device measured about a factor in its stale basis.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sensed {
     /// RC at the current ε.
@@ -34,6 +34,16 @@ pub enum Action {
 /// Whether a policy looks at the factor before it decides.
 pub fn senses(policy: Policy) -> bool {
     !matches!(policy, Policy::Stale | Policy::GraftingOnly)
+}
+
+/// Whether a policy looks for a damping of its own, which depends on the factor's age.
+pub fn searches(policy: Policy) -> bool {
+    policy == Policy::FoamCertified
+}
+
+/// Whether a policy may take the sensed diagonal as spectrum.
+pub fn adopts_diagonal(policy: Policy) -> bool {
+    policy == Policy::DiagonalResidual
 }
 
 /// Decides about a factor with a basis, and writes what was seen into its record.

@@ -3,7 +3,7 @@
     real_libraries.py FOLDER [SYMBOLS]
 
 FOLDER holds the installed packages of one version of CUDA (site-packages); two versions cannot share a process.
-SYMBOLS is src/backend/cuda/symbols.txt: on each line a library (cuda, cublas, cusolver, nvrtc), a symbol, and nothing
+SYMBOLS is src/device/gpu/cuda/symbols.txt: on each line a library (cuda, cublas, cusolver, nvrtc), a symbol, and nothing
 more, or the version of CUDA that brought it, or the word optional. The driver's library is not to be had without a
 driver, so its symbols are looked up in cuda.h.
 """
@@ -115,5 +115,5 @@ def described(libraries: Dict[str, ctypes.CDLL]) -> Iterator[str]:
 if __name__ == "__main__":
     if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
-    listed = Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "src/backend/cuda/symbols.txt"
+    listed = Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "src/device/gpu/cuda/symbols.txt"
     sys.exit(main(Path(sys.argv[1]), listed))

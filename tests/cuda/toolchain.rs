@@ -18,7 +18,7 @@ fn passes(script: &str, arguments: &[&str]) -> String {
     said
 }
 
-const BUILD: &str = "src/backend/cuda/kernels/build.py";
+const BUILD: &str = "src/device/gpu/kernels/build.py";
 
 #[test]
 fn the_committed_ptx_is_what_the_source_gives() {

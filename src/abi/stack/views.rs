@@ -4,28 +4,28 @@ use super::super::handle::dtype_text;
 use super::super::stack_args::foam_stack_args;
 use super::super::step::wrong_device;
 use super::super::tensor::{foam_dtype, foam_tensor};
-use super::dtype_of;
 use crate::config::Device;
+use crate::engine::plan::Array;
+use crate::engine::ports::{Buffer, Port, Ports, Role, refuse_overlaps};
+use crate::engine::stack::Stack;
 use crate::error::{Error, Kind, Result};
-use crate::optimizer::stack::ports::{Given, Port, Ports, Role, refuse_overlaps};
-use crate::optimizer::stack::{Buffer, Element, Stack};
-use crate::tensor::DType;
+use crate::tensor::Element;
 
 /// The arguments of one call, by port.
-pub struct Desk<'a> {
+pub struct Arguments<'a> {
     /// The arguments.
     pub args: &'a foam_stack_args,
     /// The stack.
     pub stack: &'a Stack,
     /// Its state buffers.
-    pub layout: &'a [Buffer],
+    pub layout: &'a [Array],
     /// Bytes of workspace.
     pub need: usize,
     /// Where the buffers must lie.
     pub device: Device,
 }
 
-impl Desk<'_> {
+impl Arguments<'_> {
     /// The lists of state tensors are there, and as long as the layout.
     pub fn check_lists(&self) -> Result<()> {
         let count = self.layout.len();
@@ -72,7 +72,7 @@ impl Desk<'_> {
     ///
     /// # Safety
     /// The caller's tensors are readable.
-    pub unsafe fn give(&self, port: &Port, written: bool) -> Result<Given> {
+    pub unsafe fn give(&self, port: &Port, written: bool) -> Result<Buffer> {
         let args = self.args;
         if port.role == Role::Workspace {
             return self.workspace();
@@ -97,7 +97,7 @@ impl Desk<'_> {
         given.map_err(|cause| named(cause, &self.name(port, written)))
     }
 
-    fn workspace(&self) -> Result<Given> {
+    fn workspace(&self) -> Result<Buffer> {
         let (data, bytes) = (self.args.workspace.cast::<u8>(), self.args.workspace_size);
         let need = self.need;
         if data.is_null() {
@@ -111,7 +111,7 @@ impl Desk<'_> {
         if (data as usize).checked_add(bytes).is_none() {
             return Err(Error::invalid("args.workspace wraps around memory"));
         }
-        Ok(Given { data, element: Element::U8, bytes })
+        Ok(Buffer { data, element: Element::U8, bytes })
     }
 }
 
@@ -136,7 +136,7 @@ pub struct State {
 ///
 /// # Safety
 /// The list is NULL or has its number of readable tensors.
-pub unsafe fn read_state(list: &State, layout: &[Buffer], stack: &Stack) -> Result<Vec<*mut u8>> {
+pub unsafe fn read_state(list: &State, layout: &[Array], stack: &Stack) -> Result<Vec<*mut u8>> {
     if list.count != layout.len() {
         return Err(Error::invalid(format!(
             "count = {}: expected {}, as foam_stack_layout says",
@@ -168,7 +168,7 @@ unsafe fn read_tensor(
     port: &Port,
     count: usize,
     device: Device,
-) -> Result<Given> {
+) -> Result<Buffer> {
     let batch = [count as i64];
     let expected = || port.expected(&batch);
     if tensor.is_null() {
@@ -215,7 +215,7 @@ unsafe fn read_tensor(
         let message = format!("its address is not a multiple of {}, the size of an element", element.size());
         return Err(Error::invalid(message));
     }
-    Ok(Given { data, element, bytes })
+    Ok(Buffer { data, element, bytes })
 }
 
 unsafe fn check_strides(tensor: &foam_tensor, shape: &[i64]) -> Result<()> {
@@ -240,6 +240,5 @@ unsafe fn check_strides(tensor: &foam_tensor, shape: &[i64]) -> Result<()> {
 }
 
 fn element_of(dtype: foam_dtype) -> Option<Element> {
-    let reals = [DType::F32, DType::F64, DType::F16, DType::Bf16].map(Element::Real);
-    reals.into_iter().chain([Element::I32, Element::U32, Element::U8]).find(|e| dtype_of(*e) == dtype)
+    Element::from_dlpack(dtype.code, dtype.bits).filter(|_| dtype.lanes == 1)
 }

@@ -2,9 +2,9 @@
 
 use super::frame::{Attrs, ByteSpan, SCALAR, STRING, Scalar};
 use crate::config::Config;
+use crate::engine::stack::MAX_ORDER;
 use crate::error::{Error, Result};
-use crate::optimizer::stack::MAX_ORDER;
-use crate::tensor::DType;
+use crate::tensor::{DType, Element};
 
 /// What the attributes say.
 pub struct Attributes {
@@ -171,8 +171,7 @@ unsafe fn text<'a>(span: &ByteSpan, what: &str) -> Result<&'a str> {
 }
 
 fn parse_dtype(name: &str) -> Result<DType> {
-    let known = [DType::F32, DType::F64, DType::F16, DType::Bf16];
-    known.into_iter().find(|d| d.name() == name).ok_or_else(|| {
+    Element::named(name).and_then(Element::real).ok_or_else(|| {
         Error::invalid(format!("attribute 'dtype' = '{name}': expected f32, f64, f16 or bf16"))
     })
 }

@@ -2,12 +2,13 @@
 
 use super::attributes::Attributes;
 use super::frame::{self, BUFFER, Buffer, Buffers, CallFrame};
-use crate::backend::cuda::probe;
+use crate::device::gpu::cuda::probe;
+use crate::engine::cache;
+use crate::engine::ports::{Buffer as Given, Port, Ports, Role, Verb, dims_text, refuse_overlaps};
+use crate::engine::session::Call;
+use crate::engine::stack::Stack;
 use crate::error::{Error, Kind, Result};
-use crate::optimizer::stack::ports::{Given, Port, Ports, Role, Verb, dims_text, refuse_overlaps};
-use crate::optimizer::stack::session::Call;
-use crate::optimizer::stack::{Element, Stack, cache};
-use crate::tensor::DType;
+use crate::tensor::{DType, Element};
 use libc::c_void;
 
 /// What a platform has of its own.
@@ -67,7 +68,7 @@ pub unsafe fn perform(verb: Verb, platform: &Platform, frame: &CallFrame) -> Res
     if (ports.inputs.len(), ports.outputs.len()) != (inputs.len(), outputs.len()) {
         arity()?;
     }
-    let need = session.workspace_bytes()?;
+    let need = session.workspace_bytes();
     let taken = give("operand", &ports.inputs, &inputs, batch, need)?;
     let given = give("result", &ports.outputs, &outputs, batch, need)?;
     let say = |written: bool, place: usize| {
@@ -117,29 +118,20 @@ unsafe fn views<'a>(list: &Buffers, what: &str) -> Result<Vec<View<'a>>> {
 
 /// The element type that an `XLA_FFI_DataType` names, and its name.
 fn element_of(dtype: i32) -> (Option<Element>, String) {
-    let element = match dtype {
-        4 => Element::I32,
-        6 => Element::U8,
-        8 => Element::U32,
-        10 => Element::Real(DType::F16),
-        11 => Element::Real(DType::F32),
-        12 => Element::Real(DType::F64),
-        16 => Element::Real(DType::Bf16),
-        other => {
-            let name = match other {
-                1 => "pred".to_string(),
-                2 => "i8".to_string(),
-                3 => "i16".to_string(),
-                5 => "i64".to_string(),
-                9 => "u64".to_string(),
-                15 => "c64".to_string(),
-                18 => "c128".to_string(),
-                other => format!("type {other}"),
-            };
-            return (None, name);
-        }
+    if let Some(element) = Element::from_xla(dtype) {
+        return (Some(element), element.name().to_string());
+    }
+    let name = match dtype {
+        1 => "pred".to_string(),
+        2 => "i8".to_string(),
+        3 => "i16".to_string(),
+        5 => "i64".to_string(),
+        9 => "u64".to_string(),
+        15 => "c64".to_string(),
+        18 => "c128".to_string(),
+        other => format!("type {other}"),
     };
-    (Some(element), element.name().to_string())
+    (None, name)
 }
 
 /// Says which operands or results are missing or too many; their number does not depend on sizes.
@@ -176,10 +168,7 @@ fn read_stack<'a>(verb: Verb, attributes: &Attributes, inputs: &[View<'a>]) -> R
     let order = attributes.order;
     let first = inputs[0].shape;
     let size = |d: i64| usize::try_from(d).unwrap_or(0);
-    let real = |view: &View| match view.element {
-        Some(Element::Real(dtype)) => Some(dtype),
-        _ => None,
-    };
+    let real = |view: &View| view.element.and_then(Element::real);
     let (batch, dims, found) = if verb == Verb::Check {
         // info, clock, record, then the statistics, bases, spectra and inverse roots of every axis.
         let statistic = |axis: usize| inputs.get(3 + axis).and_then(|v| v.shape.last()).copied();

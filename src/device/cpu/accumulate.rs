@@ -1,0 +1,196 @@
+//! The verbs `inspect` and `accumulate`: is the gradient finite, and statistic += gain·G Gᵀ.
+
+use super::product::{Span2, multiply, multiply_lower};
+use super::real::{Real, SPAN, sum_of_squares};
+use super::walks::{AxisView, Chunk, Tile};
+use super::{Cpu, Places, Precision, Shared, by_precision};
+use crate::device::{INFO_IDLE, INFO_NOT_FINITE};
+use crate::engine::rules::Rules;
+use crate::tensor::{TensorRef, squared_norm_limit};
+
+/// ‖G‖² of every active block (scaled, decayed), infinite where it, or its square in the statistics, overflows.
+/// Marks those blocks; gives the first of them.
+pub(super) fn inspect(cpu: &mut Cpu, rules: &Rules) -> Option<usize> {
+    for (info, site) in cpu.infos.iter_mut().zip(&cpu.shared.sites) {
+        *info = if site.active { 0 } else { INFO_IDLE };
+    }
+    measure(cpu, rules)
+}
+
+/// The same for the blocks that are not marked yet.
+pub(super) fn measure(cpu: &mut Cpu, rules: &Rules) -> Option<usize> {
+    let (shared, infos) = (&cpu.shared, &cpu.infos);
+    let sums = Places(cpu.chunk_sums.as_mut_ptr());
+    let chunks = &shared.walks.chunks;
+    cpu.workers.run(chunks.len(), chunks.len() > 4, &|task, _| {
+        let chunk = &chunks[task];
+        if infos[chunk.block] & (INFO_IDLE | INFO_NOT_FINITE) != 0 {
+            return;
+        }
+        let param = shared.param(chunk.block);
+        let sum = by_precision!(param, inspect_chunk(shared, rules, chunk));
+        // SAFETY: one place per chunk.
+        unsafe { sums.put(task, sum) };
+    });
+    let mut offender = None;
+    for (block, info) in cpu.infos.iter_mut().enumerate() {
+        if *info & (INFO_IDLE | INFO_NOT_FINITE) != 0 {
+            continue;
+        }
+        let sum: f64 = cpu.chunk_sums[shared.walks.chunks_of[block].clone()].iter().sum();
+        let param = shared.param(block);
+        let sound = sum < squared_norm_limit(param.work, param.statistic);
+        cpu.steps[block].squared_norm = if sound { sum } else { f64::INFINITY };
+        if !sound {
+            *info |= INFO_NOT_FINITE;
+            offender = offender.or(Some(block));
+        }
+    }
+    offender
+}
+
+fn inspect_chunk<W: Real, S: Real>(shared: &Shared, rules: &Rules, chunk: &Chunk) -> f64 {
+    let gradient = Gradient::new(shared, rules, chunk.block);
+    pulp::Arch::new().dispatch(
+        #[inline(always)]
+        || {
+            let mut total = 0.0;
+            let mut values = [W::default(); SPAN];
+            shared.walks.blocks[chunk.block].walk(chunk.rows.clone(), |run| {
+                let g = &mut values[..run.len];
+                // SAFETY: the run lies within the block, by the plan.
+                unsafe { gradient.load(run.tensor, g) };
+                total += sum_of_squares(g);
+            });
+            total
+        },
+    )
+}
+
+/// The gradient of a block as the step uses it: scaled, and with the coupled decay.
+#[derive(Clone, Copy)]
+pub(super) struct Gradient {
+    own: TensorRef,
+    param: TensorRef,
+    scale: f64,
+    decay: f64,
+}
+
+impl Gradient {
+    pub fn new(shared: &Shared, rules: &Rules, block: usize) -> Gradient {
+        let site = &shared.sites[block];
+        Gradient {
+            own: TensorRef { data: site.grad as *mut u8, dtype: site.grad_dtype },
+            param: TensorRef { data: site.param as *mut u8, dtype: shared.param(block).spec.dtype },
+            scale: rules.grad_scale,
+            decay: if rules.decoupled != 0 { 0.0 } else { site.decay },
+        }
+    }
+
+    /// # Safety
+    /// `offset + out.len()` elements exist in the block's parameter and gradient.
+    #[inline(always)]
+    pub unsafe fn load<T: Real>(&self, offset: usize, out: &mut [T]) {
+        // SAFETY: the caller's contract.
+        unsafe { T::load(self.own, offset, self.scale, out) };
+        if self.decay != 0.0 {
+            let mut values = [T::default(); SPAN];
+            let values = &mut values[..out.len()];
+            // SAFETY: the caller's contract.
+            unsafe { T::load(self.param, offset, 1.0, values) };
+            let decay = T::of(self.decay);
+            out.iter_mut().zip(values).for_each(|(g, w)| *g += decay * *w);
+        }
+    }
+}
+
+/// Advances the clocks of the blocks that take part, and updates the statistics of those that have factors.
+pub(super) fn accumulate(cpu: &mut Cpu, rules: &Rules) {
+    for (block, info) in cpu.infos.iter().enumerate() {
+        let step = &mut cpu.steps[block];
+        step.accumulates = *info == 0 && !cpu.shared.plan.blocks[block].factors.is_empty();
+        if *info == 0 {
+            let tick = rules.tick(cpu.shared.clock(block));
+            (step.decay, step.gain) = (tick.decay, tick.gain);
+            cpu.shared.set_clock(block, tick.clock);
+        }
+    }
+    let (shared, steps) = (&cpu.shared, &cpu.steps);
+    for wave in shared.walks.waves.iter().filter(|wave| !wave.statistics.is_empty()) {
+        let chunks = &shared.walks.chunks[wave.chunks.clone()];
+        cpu.workers.run(chunks.len(), wave.parallel, &|task, _| {
+            let chunk = &chunks[task];
+            if steps[chunk.block].accumulates {
+                by_precision!(shared.param(chunk.block), gather_chunk(shared, rules, chunk));
+            }
+        });
+        cpu.workers.run(wave.statistics.len(), wave.parallel, &|task, _| {
+            let tile = &wave.statistics[task];
+            let step = &steps[tile.block];
+            if step.accumulates {
+                by_precision!(shared.param(tile.block), statistic_tile(shared, step.decay, step.gain, tile));
+            }
+        });
+    }
+}
+
+/// Brings the gradient into the workspace, in the precision of the statistics.
+fn gather_chunk<W: Real, S: Real>(shared: &Shared, rules: &Rules, chunk: &Chunk) {
+    let work: *mut S = shared.work(chunk.block);
+    let gradient = Gradient::new(shared, rules, chunk.block);
+    pulp::Arch::new().dispatch(
+        #[inline(always)]
+        || {
+            shared.walks.blocks[chunk.block].walk(chunk.rows.clone(), |run| {
+                // SAFETY: the run lies within the block's workspace and parameter, and belongs to
+                // this chunk alone.
+                unsafe {
+                    let target = std::slice::from_raw_parts_mut(work.add(run.work), run.len);
+                    gradient.load(run.tensor, target);
+                }
+            });
+        },
+    );
+}
+
+/// A panel of columns of one statistic's lower triangle.
+fn statistic_tile<W: Real, S: Real>(shared: &Shared, decay: f64, gain: f64, tile: &Tile) {
+    let block = &shared.plan.blocks[tile.block];
+    let factor = &shared.plan.factors[block.factors.start + tile.axis];
+    let view = AxisView::new(&block.dims, tile.axis);
+    let (start, width, n) = (tile.panel.start, tile.panel.len(), view.dim);
+    let statistic: *mut S = shared.slot(factor.statistic);
+    let target = Span2::square(statistic, n);
+    if decay != 1.0 {
+        let decay = S::of(decay);
+        for j in tile.panel.clone() {
+            // SAFETY: column j of the statistic belongs to this tile.
+            let column = unsafe { std::slice::from_raw_parts_mut(statistic.add(j * n), n) };
+            column.iter_mut().for_each(|x| *x *= decay);
+        }
+    }
+    let work: *mut S = shared.work(tile.block);
+    let stride = shared.walks.blocks[tile.block].stride;
+    let gain = S::of(gain);
+    let below = n - tile.panel.end;
+    // SAFETY: the operands lie in the block's workspace, the target in the statistic's own columns.
+    let add = |x: Span2<S>| unsafe {
+        // x is dim × depth; the tile is x[start.., :]·x[panel, :]ᵀ.
+        let own = x.part(start, 0, width, x.cols);
+        multiply_lower(target.part(start, start, width, width), true, own, own.t(), gain);
+        if below > 0 {
+            let rest = x.part(tile.panel.end, 0, below, x.cols);
+            multiply(target.part(tile.panel.end, start, below, width), true, rest, own.t(), gain);
+        }
+    };
+    // Only the rows of a matrix are padded.
+    let padded = |length: usize| if block.dims.len() == 2 { stride } else { length };
+    if view.inner == 1 {
+        add(Span2::row_major(work, view.outer, n, padded(n)).t());
+    } else {
+        let row = padded(view.inner);
+        for slice in 0..view.outer {
+            add(Span2::row_major(work.wrapping_add(slice * n * view.inner), n, view.inner, row));
+        }
+    }
+}

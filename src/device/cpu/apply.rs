@@ -1,0 +1,339 @@
+//! The verb `apply`: filter, direction, grafting, decay, momentum, parameter.
+//!
+//! Two elementwise passes with the products between them; a block without a preconditioner (yet)
+//! needs only the first.
+
+use super::accumulate::{Gradient, measure};
+use super::product::{Span2, multiply};
+use super::real::{Real, SPAN, wide_sum_of_squares};
+use super::walks::{AxisView, Chunk, Run, Tile};
+use super::{BlockStep, Cpu, Direction, Places, Precision, Shared, by_precision};
+use crate::device::{INFO_IDLE, INFO_LEFT_OUT, INFO_NOT_FINITE};
+use crate::engine::plan::SlotId;
+use crate::engine::rules::Rules;
+use crate::tensor::TensorRef;
+
+/// Updates moments, momentum and parameters (or updates).
+pub(super) fn apply(cpu: &mut Cpu, rules: &Rules) {
+    prepare(cpu, rules);
+    cpu.left_out = 0;
+    let shared = &cpu.shared;
+    for wave in &shared.walks.waves {
+        let chunks = &shared.walks.chunks[wave.chunks.clone()];
+        let sums = Places(cpu.chunk_sums.as_mut_ptr());
+        let steps = &cpu.steps;
+        cpu.workers.run(chunks.len(), wave.parallel, &|task, _| {
+            let step = &steps[chunks[task].block];
+            if step.direction != Direction::None {
+                let param = shared.param(chunks[task].block);
+                let sum = by_precision!(param, filter_chunk(shared, rules, step, &chunks[task]));
+                // SAFETY: one place per chunk.
+                unsafe { sums.put(wave.chunks.start + task, sum) };
+            }
+        });
+        let preconditioned = |block: usize| steps[block].direction == Direction::Preconditioned;
+        if !wave.blocks.clone().any(preconditioned) {
+            continue;
+        }
+        for tiles in &wave.products {
+            let sums = Places(cpu.tile_sums.as_mut_ptr());
+            cpu.workers.run(tiles.len(), wave.parallel, &|task, _| {
+                let tile = &tiles[task];
+                if !preconditioned(tile.block) {
+                    return;
+                }
+                if let Some(sum) = by_precision!(shared.param(tile.block), product_tile(shared, tile)) {
+                    // SAFETY: one place per tile of a block's last axis.
+                    unsafe { sums.put(tile.partial, sum) };
+                }
+            });
+        }
+        for block in wave.blocks.clone() {
+            if cpu.steps[block].direction != Direction::Preconditioned {
+                continue;
+            }
+            let own: f64 = cpu.tile_sums[shared.walks.partials_of[block].clone()].iter().sum();
+            let grafted: f64 = cpu.chunk_sums[shared.walks.chunks_of[block].clone()].iter().sum();
+            cpu.steps[block].length = rules.length(own.sqrt(), grafted.sqrt());
+            if !own.is_finite() {
+                cpu.infos[block] |= INFO_LEFT_OUT;
+                cpu.left_out += 1;
+            }
+        }
+        let steps = &cpu.steps;
+        cpu.workers.run(chunks.len(), wave.parallel, &|task, _| {
+            let step = &steps[chunks[task].block];
+            if step.direction == Direction::Preconditioned {
+                let param = shared.param(chunks[task].block);
+                by_precision!(param, update_chunk(shared, rules, step, &chunks[task]));
+            }
+        });
+    }
+}
+
+/// Works out what the step does with every block; a block that takes no part gets an update of zeros.
+fn prepare(cpu: &mut Cpu, rules: &Rules) {
+    for (block, info) in cpu.infos.iter_mut().enumerate() {
+        if cpu.shared.clock(block).step == 0 {
+            *info |= INFO_IDLE;
+        }
+    }
+    if rules.normalized != 0 && !cpu.inspected {
+        measure(cpu, rules);
+    }
+    let shared = &cpu.shared;
+    for (block, info) in cpu.infos.iter().enumerate() {
+        let (step, plan) = (&mut cpu.steps[block], &shared.plan.blocks[block]);
+        if info & (INFO_IDLE | INFO_NOT_FINITE) != 0 {
+            step.direction = Direction::None;
+            let site = &shared.sites[block];
+            if site.update != 0 {
+                // SAFETY: the block's part of the updates.
+                unsafe { (site.update as *mut u8).write_bytes(0, plan.elements * site.update_dtype.size()) };
+            }
+            continue;
+        }
+        let t = shared.clock(block).step;
+        step.filter_divisor = rules.filter_divisor(t);
+        step.moment_divisor = rules.moment_divisor(t);
+        step.normalize = rules.normalization(step.squared_norm);
+        step.direction = if shared.has_roots(block) {
+            Direction::Preconditioned
+        } else if rules.grafts != 0 {
+            Direction::Grafted
+        } else {
+            Direction::Zero
+        };
+    }
+}
+
+/// The scalars of a pass, and where the block's numbers are.
+struct Pass<'a, W> {
+    rules: &'a Rules,
+    step: &'a BlockStep,
+    gradient: Gradient,
+    param: TensorRef,
+    /// Where the update goes, unless the parameter takes it.
+    update: Option<TensorRef>,
+    filter: Option<*mut W>,
+    moment: Option<*mut W>,
+    momentum: Option<*mut W>,
+    work: *mut W,
+    /// Added to the direction: this times the parameter.
+    decay: f64,
+    scale: f64,
+}
+
+impl<'a, W: Real> Pass<'a, W> {
+    fn new(shared: &Shared, rules: &'a Rules, step: &'a BlockStep, block: usize) -> Self {
+        let plan = &shared.plan.blocks[block];
+        let site = &shared.sites[block];
+        let numbers = |slot: Option<SlotId>| slot.map(|slot| shared.slot::<W>(slot));
+        let update = TensorRef { data: site.update as *mut u8, dtype: site.update_dtype };
+        Pass {
+            rules,
+            step,
+            gradient: Gradient::new(shared, rules, block),
+            param: TensorRef { data: site.param as *mut u8, dtype: shared.param(block).spec.dtype },
+            update: (site.update != 0).then_some(update),
+            filter: numbers(plan.filter),
+            moment: numbers(plan.moment),
+            momentum: numbers(plan.momentum),
+            work: shared.work(block),
+            decay: if rules.decoupled != 0 { site.decay } else { 0.0 },
+            scale: rules.scale * site.lr_scale,
+        }
+    }
+
+    /// m and v of the run are updated; `filtered` becomes m̂, `source` what the grafted length is
+    /// taken of, `scale` the grafted method's denominators (1 where it has none).
+    #[inline(always)]
+    fn filter(&self, run: Run, filtered: &mut [W], source: &mut [W], scale: &mut [W]) {
+        let rules = self.rules;
+        // SAFETY: the run lies within the block.
+        unsafe { self.gradient.load(run.tensor, filtered) };
+        let normalize = W::of(self.step.normalize);
+        source.iter_mut().zip(&*filtered).for_each(|(s, g)| *s = *g * normalize);
+        if let Some(moment) = self.moment {
+            // SAFETY: the run lies within the buffer and belongs to this chunk alone.
+            let v = unsafe { std::slice::from_raw_parts_mut(moment.add(run.state), run.len) };
+            let (keep, take) = (W::of(rules.moment_keep), W::of(rules.moment_take));
+            let correction = W::of(1.0 / self.step.moment_divisor);
+            let epsilon = W::of(rules.moment_epsilon);
+            for ((v, g), d) in v.iter_mut().zip(&*source).zip(scale.iter_mut()) {
+                *v = keep * *v + take * (*g * *g);
+                *d = (*v * correction).root() + epsilon;
+                // Where no gradient was ever felt there is no step, not 0/0.
+                *d = if *d > W::default() { *d } else { W::of(W::LARGEST) };
+            }
+        }
+        if let Some(filter) = self.filter {
+            // SAFETY: as above.
+            let m = unsafe { std::slice::from_raw_parts_mut(filter.add(run.state), run.len) };
+            let (keep, take) = (W::of(rules.beta1), W::of(1.0 - rules.beta1));
+            let correction = W::of(1.0 / self.step.filter_divisor);
+            let ahead = rules.nadam != 0;
+            for (m, x) in m.iter_mut().zip(filtered.iter_mut()) {
+                let g = *x;
+                *m = keep * *m + take * g;
+                let looked = if ahead { keep * *m + take * g } else { *m };
+                *x = looked * correction;
+            }
+        }
+        if rules.normalized == 0 {
+            source.copy_from_slice(filtered);
+        }
+    }
+
+    /// Decay, momentum and the parameter (or the update), for a run whose direction is in `u`.
+    #[inline(always)]
+    fn finish(&self, run: Run, u: &mut [W]) {
+        let mut values = [W::default(); SPAN];
+        let w = &mut values[..run.len];
+        if self.update.is_none() || self.decay != 0.0 {
+            // SAFETY: the run lies within the parameter.
+            unsafe { W::load(self.param, run.tensor, 1.0, w) };
+        }
+        if self.decay != 0.0 {
+            let decay = W::of(self.decay);
+            u.iter_mut().zip(&*w).for_each(|(u, w)| *u += decay * *w);
+        }
+        if let Some(momentum) = self.momentum {
+            // SAFETY: the run lies within the buffer and belongs to this chunk alone.
+            let m = unsafe { std::slice::from_raw_parts_mut(momentum.add(run.state), run.len) };
+            let (mu, take) = (W::of(self.rules.momentum), W::of(self.rules.momentum_take));
+            let nesterov = self.rules.nesterov != 0;
+            for (m, u) in m.iter_mut().zip(u.iter_mut()) {
+                let own = take * *u;
+                *m = mu * *m + own;
+                *u = if nesterov { own + mu * *m } else { *m };
+            }
+        }
+        let scale = W::of(self.scale);
+        if let Some(update) = self.update {
+            u.iter_mut().for_each(|u| *u *= scale);
+            // SAFETY: the run lies within the update and belongs to this chunk alone.
+            return unsafe { W::store(update, run.tensor, u) };
+        }
+        w.iter_mut().zip(&*u).for_each(|(w, u)| *w += scale * *u);
+        // SAFETY: the run lies within the parameter and belongs to this chunk alone.
+        unsafe { W::store(self.param, run.tensor, w) };
+    }
+}
+
+/// The first pass. Leaves m̂ in the workspace and gives the squared length of the grafted step, or
+/// finishes the update of a block that has no inverse roots.
+fn filter_chunk<W: Real, S: Real>(shared: &Shared, rules: &Rules, step: &BlockStep, chunk: &Chunk) -> f64 {
+    let pass = Pass::<W>::new(shared, rules, step, chunk.block);
+    pulp::Arch::new().dispatch(
+        #[inline(always)]
+        || {
+            let mut total = 0.0;
+            let mut buffers = [[W::default(); SPAN], [W::default(); SPAN], [W::of(1.0); SPAN]];
+            shared.walks.blocks[chunk.block].walk(chunk.rows.clone(), |run| {
+                let [filtered, source, scale] = &mut buffers;
+                let (filtered, source, scale) =
+                    (&mut filtered[..run.len], &mut source[..run.len], &mut scale[..run.len]);
+                pass.filter(run, filtered, source, scale);
+                match step.direction {
+                    Direction::Preconditioned => {
+                        // SAFETY: the run lies within the block's workspace and belongs to this chunk.
+                        let work =
+                            unsafe { std::slice::from_raw_parts_mut(pass.work.add(run.work), run.len) };
+                        work.copy_from_slice(filtered);
+                        source.iter_mut().zip(&*scale).for_each(|(s, d)| *s /= *d);
+                        total += wide_sum_of_squares(source);
+                    }
+                    Direction::Grafted => {
+                        filtered.iter_mut().zip(&*scale).for_each(|(x, d)| *x /= *d);
+                        pass.finish(run, filtered);
+                    }
+                    Direction::Zero | Direction::None => {
+                        filtered.fill(W::default());
+                        pass.finish(run, filtered);
+                    }
+                }
+            });
+            total
+        },
+    )
+}
+
+/// Where the result of the products along all axes is: the products go back and forth between the two
+/// halves of the block's workspace.
+fn half<W>(shared: &Shared, block: usize, products: usize) -> *mut W {
+    let len = shared.walks.blocks[block].work_len();
+    let work: *mut W = shared.work(block);
+    if products.is_multiple_of(2) { work } else { work.wrapping_add(len) }
+}
+
+/// Rows of inverse root × block along one axis; the squared length of the rows of the last axis.
+fn product_tile<W: Real, S: Real>(shared: &Shared, tile: &Tile) -> Option<f64> {
+    let block = &shared.plan.blocks[tile.block];
+    let factor = &shared.plan.factors[block.factors.start + tile.axis];
+    let view = AxisView::new(&block.dims, tile.axis);
+    let n = view.dim;
+    let root = Span2::row_major(shared.slot::<W>(factor.inverse_root), n, n, n);
+    let (source, target) =
+        (half::<W>(shared, tile.block, tile.axis), half::<W>(shared, tile.block, tile.axis + 1));
+    // Only the rows of a matrix are padded.
+    let stride = shared.walks.blocks[tile.block].stride;
+    let padded = |length: usize| if block.dims.len() == 2 { stride } else { length };
+    let one = W::of(1.0);
+    // SAFETY: source and target are different halves; the tile's rows of the target are its own.
+    unsafe {
+        if view.inner > 1 && view.outer > 1 {
+            for slice in tile.panel.clone() {
+                let at = slice * n * view.inner;
+                let x = Span2::row_major(source.add(at), n, view.inner, view.inner);
+                multiply(Span2::row_major(target.add(at), n, view.inner, view.inner), false, root, x, one);
+            }
+            return None;
+        }
+        let (rows, first) = (tile.panel.len(), tile.panel.start);
+        if view.inner > 1 {
+            let x = Span2::row_major(source, n, view.inner, padded(view.inner));
+            let y =
+                Span2::row_major(target, n, view.inner, padded(view.inner)).part(first, 0, rows, view.inner);
+            multiply(y, false, root.part(first, 0, rows, n), x, one);
+            return None;
+        }
+        // The last axis, or one with only ones behind it: the block as one matrix with rows of length n.
+        let stride = padded(n);
+        let x = Span2::row_major(source, view.outer, n, stride).part(first, 0, rows, n);
+        let y = Span2::row_major(target, view.outer, n, stride).part(first, 0, rows, n);
+        multiply(y, false, x, root, one);
+        if tile.axis + 1 < block.dims.len() {
+            return None;
+        }
+        let mut total = 0.0;
+        for row in 0..rows {
+            total += wide_sum_of_squares(std::slice::from_raw_parts(y.data.add(row * stride), n));
+        }
+        Some(total)
+    }
+}
+
+/// The second pass: the direction takes its length, and the parameter its step.
+fn update_chunk<W: Real, S: Real>(shared: &Shared, rules: &Rules, step: &BlockStep, chunk: &Chunk) {
+    let pass = Pass::<W>::new(shared, rules, step, chunk.block);
+    let result: *const W = half(shared, chunk.block, shared.plan.blocks[chunk.block].dims.len());
+    let length = W::of(step.length);
+    pulp::Arch::new().dispatch(
+        #[inline(always)]
+        || {
+            let mut direction = [W::default(); SPAN];
+            shared.walks.blocks[chunk.block].walk(chunk.rows.clone(), |run| {
+                // SAFETY: the run lies within the block's workspace.
+                let x = unsafe { std::slice::from_raw_parts(result.add(run.work), run.len) };
+                let u = &mut direction[..run.len];
+                if length == W::default() {
+                    u.fill(length);
+                } else {
+                    u.iter_mut().zip(x).for_each(|(u, x)| *u = length * *x);
+                }
+                pass.finish(run, u);
+            });
+        },
+    );
+}

@@ -1,0 +1,498 @@
+//! The CPU: faer for the products and decompositions, a private pool over fixed tasks. Every verb is done when it
+//! returns.
+
+mod accumulate;
+mod apply;
+mod evd;
+pub mod gap;
+mod pool;
+mod product;
+mod real;
+mod redamp;
+mod refresh;
+mod scratch;
+mod sense;
+mod walks;
+
+use super::{
+    Binding, Device, Footprint, INFO_FELL_BACK, Inspection, Pending, Readback, RedampOrder, RefreshOrder,
+    Refreshed, Rung, SenseOrder, Site, Sites,
+};
+use crate::engine::plan::{ParamPlan, Plan, SlotId};
+use crate::engine::rules::{Clock, Rules};
+use crate::error::{Error, Result};
+use crate::memory::{ALIGNMENT, Allocator, Arena};
+use crate::preconditioner::FactorRecord;
+use crate::preconditioner::policy::Sensed;
+use crate::tensor::Precision;
+use parking_lot::Mutex;
+use pool::Workers;
+use scratch::{Scratch, ScratchShape};
+use std::sync::Arc;
+use walks::Walks;
+
+/// Calls a function that is generic over the work and the statistic precision.
+macro_rules! by_precision {
+    ($param:expr, $function:ident ( $($argument:expr),* $(,)? )) => {
+        match ($param.work, $param.statistic) {
+            (Precision::F32, Precision::F32) => $function::<f32, f32>($($argument),*),
+            (Precision::F32, Precision::F64) => $function::<f32, f64>($($argument),*),
+            (Precision::F64, Precision::F32) => $function::<f64, f32>($($argument),*),
+            (Precision::F64, Precision::F64) => $function::<f64, f64>($($argument),*),
+        }
+    };
+}
+use by_precision;
+
+/// Numbers that tasks write, each its own place.
+#[derive(Clone, Copy)]
+struct Places<T>(*mut T);
+
+// SAFETY: every task writes places that no other task of the same phase touches.
+unsafe impl<T> Sync for Places<T> {}
+
+impl<T> Places<T> {
+    /// # Safety
+    /// `place` is within the buffer, and no other task touches it in this phase.
+    unsafe fn put(&self, place: usize, value: T) {
+        // SAFETY: the caller's contract.
+        unsafe { self.0.add(place).write(value) }
+    }
+
+    /// # Safety
+    /// As [`Places::put`].
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn get(&self, place: usize) -> &mut T {
+        // SAFETY: the caller's contract.
+        unsafe { &mut *self.0.add(place) }
+    }
+}
+
+/// How the direction of a block comes about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Direction {
+    /// The block takes no part.
+    #[default]
+    None,
+    /// Inverse roots times the filtered gradient, with the grafted method's length.
+    Preconditioned,
+    /// The grafted method's own step.
+    Grafted,
+    /// No direction: only decay and momentum act.
+    Zero,
+}
+
+/// What the step under way does with one block.
+#[derive(Clone, Copy, Debug, Default)]
+struct BlockStep {
+    /// Its gradient enters its statistics.
+    accumulates: bool,
+    /// How its direction comes about.
+    direction: Direction,
+    /// See [`crate::engine::rules::Tick`].
+    decay: f64,
+    /// As `decay`.
+    gain: f64,
+    /// The filtered gradient is divided by it.
+    filter_divisor: f64,
+    /// The grafted moment is divided by it.
+    moment_divisor: f64,
+    /// ‖G‖².
+    squared_norm: f64,
+    /// Multiplies the gradient that enters the grafted moment.
+    normalize: f64,
+    /// Multiplies the direction.
+    length: f64,
+}
+
+/// What tasks share: the plan, where the state and the caller's memory are, and the workspace.
+struct Shared {
+    plan: Arc<Plan>,
+    walks: Walks,
+    /// Address of every array of the state.
+    arrays: Vec<u64>,
+    /// The caller's memory, by block.
+    sites: Vec<Site>,
+    /// First byte of the workspace of the blocks.
+    work: *mut u8,
+    /// Offset of each factor's sensed diagonal.
+    diagonal_offsets: Vec<usize>,
+}
+
+// SAFETY: addresses; who reads or writes through them keeps order.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    /// The numbers of `slot`.
+    fn slot<T>(&self, slot: SlotId) -> *mut T {
+        debug_assert_eq!(self.plan.slots[slot].precision.size(), size_of::<T>());
+        let (array, offset) = self.plan.place_of(slot);
+        debug_assert!(self.arrays[array] != 0, "a verb uses an array that was not given");
+        (self.arrays[array] + offset as u64) as *mut T
+    }
+
+    /// The parameter of `block`.
+    fn param(&self, block: usize) -> &ParamPlan {
+        &self.plan.params[self.plan.blocks[block].param]
+    }
+
+    fn clock_address(&self, block: usize) -> *mut Clock {
+        let plan = &self.plan.blocks[block];
+        let clocks = self.arrays[self.plan.stacks[plan.stack].arrays.start] as *mut Clock;
+        clocks.wrapping_add(plan.place)
+    }
+
+    /// The clock of `block`.
+    fn clock(&self, block: usize) -> Clock {
+        // SAFETY: the first array of a stack holds the clocks of its blocks; a caller's may lie anywhere.
+        unsafe { self.clock_address(block).read_unaligned() }
+    }
+
+    fn set_clock(&self, block: usize, clock: Clock) {
+        // SAFETY: as in `clock`; one thread writes clocks.
+        unsafe { self.clock_address(block).write_unaligned(clock) }
+    }
+
+    fn record_address(&self, factor: usize) -> *mut FactorRecord {
+        let plan = &self.plan.factors[factor];
+        let block = &self.plan.blocks[plan.block];
+        let records = self.arrays[self.plan.stacks[block.stack].arrays.start + 1] as *mut FactorRecord;
+        if records.is_null() {
+            return records;
+        }
+        records.wrapping_add(block.place * block.dims.len() + plan.axis)
+    }
+
+    /// The record of `factor`.
+    fn record(&self, factor: usize) -> FactorRecord {
+        // SAFETY: the second array of a stack with factors holds their records; a caller's may lie anywhere.
+        unsafe { self.record_address(factor).read_unaligned() }
+    }
+
+    /// Whether all inverse roots of `block` have been formed: the diagonal of a formed one is positive, and one
+    /// that never was is zero.
+    fn has_roots(&self, block: usize) -> bool {
+        let work = self.param(block).work;
+        let formed = |factor: usize| {
+            let slot = self.plan.factors[factor].inverse_root;
+            // SAFETY: an inverse root has at least one number.
+            unsafe {
+                match work {
+                    Precision::F32 => self.slot::<f32>(slot).read() != 0.0,
+                    Precision::F64 => self.slot::<f64>(slot).read() != 0.0,
+                }
+            }
+        };
+        let mut factors = self.plan.blocks[block].factors.clone();
+        !factors.is_empty() && factors.all(formed)
+    }
+
+    /// The workspace of `block`.
+    fn work<T>(&self, block: usize) -> *mut T {
+        // SAFETY: the offset lies within the workspace, by the walks.
+        unsafe { self.work.add(self.walks.work_offsets[block]).cast() }
+    }
+}
+
+/// Memory that the device owns; on a borrowed state it owns nothing.
+struct Own {
+    allocator: Allocator,
+    state: Option<Arena>,
+    work: Arena,
+    scratches: Arena,
+}
+
+/// The CPU.
+pub struct Cpu {
+    shared: Shared,
+    own: Option<Own>,
+    workers: Workers,
+    /// Sizes of a factor's scratch.
+    shape: ScratchShape,
+    /// One for each factor that can be worked on at the same time.
+    scratches: Vec<Mutex<Scratch>>,
+    /// Sums of the elementwise tasks.
+    chunk_sums: Vec<f64>,
+    /// Sums of the final product's tiles.
+    tile_sums: Vec<f64>,
+    /// By block.
+    steps: Vec<BlockStep>,
+    /// What happened to every block.
+    infos: Vec<i32>,
+    /// Blocks whose direction was left out of the last update.
+    left_out: u64,
+    /// What was sensed last.
+    sensed: Vec<Sensed>,
+    /// diag QᵀLQ of every factor, as last sensed (only for a policy that may adopt it).
+    diagonals: Vec<f64>,
+    /// The gradients of this call have been looked at.
+    inspected: bool,
+    /// Where results lie, and how their operands get there.
+    write: Vec<u64>,
+    copies: Vec<(u64, u64, usize)>,
+    infos_out: u64,
+}
+
+impl Cpu {
+    /// The CPU for `plan`, on `threads` threads (0: one per core). Without an allocator it works on a borrowed
+    /// state and workspace, on the process's shared threads.
+    pub fn new(
+        plan: Arc<Plan>,
+        threads: usize,
+        keeps_diagonals: bool,
+        allocator: Option<Allocator>,
+    ) -> Result<Cpu> {
+        let walks = Walks::new(&plan);
+        let mut diagonal_offsets = Vec::with_capacity(plan.factors.len());
+        let mut diagonals = 0;
+        for factor in &plan.factors {
+            diagonal_offsets.push(diagonals);
+            diagonals += if keeps_diagonals { factor.dim } else { 0 };
+        }
+        let shape = ScratchShape::new(&plan);
+        let workers = if allocator.is_some() { Workers::own(threads) } else { Workers::shared(threads) };
+        let count = workers.threads().min(plan.factors.len());
+        let blocks = plan.blocks.len();
+        let mut cpu = Cpu {
+            own: None,
+            workers,
+            scratches: (0..count).map(|_| Mutex::new(Scratch::new(shape))).collect(),
+            shape,
+            chunk_sums: vec![0.0; walks.chunks.len()],
+            tile_sums: vec![0.0; walks.partials],
+            steps: vec![BlockStep::default(); blocks],
+            infos: vec![0; blocks],
+            left_out: 0,
+            sensed: Vec::new(),
+            diagonals: vec![0.0; diagonals],
+            inspected: false,
+            write: Vec::new(),
+            copies: Vec::new(),
+            infos_out: 0,
+            shared: Shared {
+                arrays: vec![0; plan.arrays.len()],
+                sites: vec![Site::ABSENT; blocks],
+                work: std::ptr::null_mut(),
+                plan,
+                walks,
+                diagonal_offsets,
+            },
+        };
+        if let Some(allocator) = allocator {
+            let work = Arena::zeroed(cpu.shared.walks.work_bytes, allocator, "the workspace")?;
+            let bytes = cpu.scratches.len() * cpu.shape.bytes();
+            let scratches = Arena::zeroed(bytes, allocator, "the workspace of a check")?;
+            cpu.shared.work = work.as_ptr();
+            cpu.place_scratches(scratches.as_ptr());
+            cpu.own = Some(Own { allocator, state: None, work, scratches });
+        }
+        Ok(cpu)
+    }
+
+    /// Puts the scratches side by side at `memory`, which has room for all of them.
+    fn place_scratches(&mut self, memory: *mut u8) {
+        for (number, scratch) in self.scratches.iter_mut().enumerate() {
+            scratch.get_mut().place(memory.wrapping_add(number * self.shape.bytes()));
+        }
+    }
+
+    /// Runs `body` for every factor of a list, one factor per thread, each with a scratch of its own.
+    fn each_factor(&mut self, count: usize, body: &(dyn Fn(&Shared, usize, &mut Scratch) + Sync)) {
+        let (shared, scratches) = (&self.shared, &self.scratches);
+        self.workers.run(count, count > 1, &|task, _| {
+            // At most min(threads, factors) tasks run at once, and there are as many scratches: one is
+            // always free.
+            let mut scratch = scratches.iter().cycle().find_map(|scratch| scratch.try_lock());
+            if let Some(scratch) = scratch.as_mut() {
+                body(shared, task, scratch);
+            }
+        });
+    }
+
+    fn take_sites(&mut self, sites: &Sites) {
+        match sites {
+            Sites::Listed(listed) => self.shared.sites.copy_from_slice(listed),
+            Sites::Rows(rows) => {
+                let plan = self.shared.plan.clone();
+                for (row, block) in plan.blocks.iter().enumerate() {
+                    // SAFETY: an i32 per block, or none at all.
+                    let active = rows.active == 0
+                        || unsafe { (rows.active as *const i32).wrapping_add(row).read_unaligned() } != 0;
+                    let dtype = plan.params[block.param].spec.dtype;
+                    self.shared.sites[row] = rows.site(row, block.elements, dtype, active);
+                }
+            }
+            Sites::None => {}
+        }
+    }
+}
+
+impl Device for Cpu {
+    fn is_synchronous(&self) -> bool {
+        true
+    }
+
+    fn allocate_state(&mut self, bytes: usize) -> Result<u64> {
+        let Some(own) = self.own.as_mut() else {
+            return Err(Error::invalid("this device works on a borrowed state"));
+        };
+        let state = Arena::zeroed(bytes, own.allocator, "the optimizer's state")?;
+        let address = state.as_ptr() as u64;
+        own.state = Some(state);
+        Ok(address)
+    }
+
+    unsafe fn read(&mut self, from: u64, into: &mut [u8]) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    unsafe fn write(&mut self, bytes: &[u8], to: u64) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) };
+        Ok(())
+    }
+
+    unsafe fn clear(&mut self, at: u64, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { (at as *mut u8).write_bytes(0, bytes) };
+        Ok(())
+    }
+
+    fn workspace_bytes(&self) -> usize {
+        // A verb uses either the blocks' workspace or the factors'.
+        self.shared.walks.work_bytes.max(self.scratches.len() * self.shape.bytes()) + ALIGNMENT
+    }
+
+    fn footprint(&self) -> Footprint {
+        let own = self.own.as_ref();
+        Footprint {
+            state_host: own.and_then(|own| own.state.as_ref()).map_or(0, Arena::bytes),
+            state_device: 0,
+            workspace: own.map_or(0, |own| own.work.bytes() + own.scratches.bytes()),
+            threads: self.workers.threads(),
+        }
+    }
+
+    unsafe fn bind(&mut self, binding: &Binding) -> Result<()> {
+        if self.own.is_none() {
+            let (start, bytes) = (binding.workspace.0 as *mut u8, binding.workspace.1);
+            let need = self.workspace_bytes();
+            if bytes < need {
+                return Err(Error::invalid(format!(
+                    "the workspace has {bytes} bytes; expected at least {need}"
+                )));
+            }
+            let start = start.wrapping_add(start.align_offset(ALIGNMENT));
+            self.shared.work = start;
+            self.place_scratches(start);
+        }
+        self.shared.arrays.copy_from_slice(binding.read);
+        self.write.clear();
+        self.write.extend_from_slice(binding.write);
+        self.copies.clear();
+        self.copies.extend_from_slice(binding.copies);
+        self.take_sites(&binding.sites);
+        let (read, write) = binding.infos;
+        self.infos_out = write;
+        if read != 0 {
+            for (row, info) in self.infos.iter_mut().enumerate() {
+                // SAFETY: an i32 per block.
+                *info = unsafe { (read as *const i32).wrapping_add(row).read_unaligned() };
+            }
+        }
+        self.inspected = false;
+        Ok(())
+    }
+
+    fn carry(&mut self) -> Result<()> {
+        for (from, to, bytes) in &self.copies {
+            // SAFETY: buffers of the call, of these sizes, which do not overlap.
+            unsafe { std::ptr::copy_nonoverlapping(*from as *const u8, *to as *mut u8, *bytes) };
+        }
+        self.shared.arrays.copy_from_slice(&self.write);
+        Ok(())
+    }
+
+    fn inspect(&mut self, rules: &Rules) -> Result<Inspection> {
+        self.inspected = true;
+        Ok(Inspection::Known(accumulate::inspect(self, rules)))
+    }
+
+    fn accumulate(&mut self, rules: &Rules) -> Result<()> {
+        accumulate::accumulate(self, rules);
+        Ok(())
+    }
+
+    fn sense(&mut self, rules: &Rules, orders: &[SenseOrder]) -> Result<()> {
+        sense::sense(self, rules, orders);
+        Ok(())
+    }
+
+    fn readback(&mut self, into: &mut Readback) -> Result<()> {
+        let shared = &self.shared;
+        into.clocks.clear();
+        into.clocks.extend((0..shared.plan.blocks.len()).map(|block| shared.clock(block)));
+        into.infos.clear();
+        into.infos.extend_from_slice(&self.infos);
+        into.records.clear();
+        let factors = shared.plan.factors.len();
+        if factors > 0 && !shared.record_address(0).is_null() {
+            into.records.extend((0..factors).map(|factor| shared.record(factor)));
+        }
+        into.sensed.clear();
+        into.sensed.append(&mut self.sensed);
+        Ok(())
+    }
+
+    fn refresh(&mut self, rules: &Rules, orders: &[RefreshOrder]) -> Result<Option<Vec<Refreshed>>> {
+        let answers = refresh::refresh(self, rules, orders);
+        for (order, answer) in orders.iter().zip(&answers) {
+            if answer.rung != Rung::Chosen {
+                self.infos[self.shared.plan.factors[order.factor].block] |= INFO_FELL_BACK;
+            }
+        }
+        Ok(Some(answers))
+    }
+
+    fn store_records(&mut self, records: &[FactorRecord], _: &[Pending]) -> Result<()> {
+        for (factor, record) in records.iter().enumerate() {
+            // SAFETY: the record of the factor, in the state.
+            unsafe { self.shared.record_address(factor).write_unaligned(*record) };
+        }
+        Ok(())
+    }
+
+    fn redamp(&mut self, orders: &[RedampOrder]) -> Result<()> {
+        redamp::redamp(self, orders);
+        Ok(())
+    }
+
+    fn apply(&mut self, rules: &Rules, _: &[bool]) -> Result<()> {
+        apply::apply(self, rules);
+        Ok(())
+    }
+
+    fn left_out(&self) -> u64 {
+        self.left_out
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        if self.infos_out != 0 {
+            for (row, info) in self.infos.iter().enumerate() {
+                // SAFETY: an i32 per block.
+                unsafe { (self.infos_out as *mut i32).wrapping_add(row).write_unaligned(*info) };
+            }
+        }
+        Ok(())
+    }
+
+    fn has_news(&self) -> bool {
+        false
+    }
+
+    fn reopen(&mut self) {}
+}

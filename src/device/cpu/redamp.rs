@@ -1,0 +1,59 @@
+//! The verb `redamp`: the inverse root Q (D + ε)^(−1/p) Qᵀ, formed as B Bᵀ with B = Q (D + ε)^(−1/2p),
+//! so that only half of it is computed and it is symmetric to the last bit.
+
+use super::product::{Span2, mirror, multiply_lower};
+use super::real::Real;
+use super::scratch::{PADDING, Scratch};
+use super::{Cpu, Places, Precision, Shared, by_precision};
+use crate::device::RedampOrder;
+use crate::engine::plan::FactorPlan;
+
+/// Forms inverse roots.
+pub(super) fn redamp(cpu: &mut Cpu, orders: &[RedampOrder]) {
+    let diagonals = Places(cpu.diagonals.as_mut_ptr());
+    cpu.each_factor(orders.len(), &|shared, task, scratch| {
+        let order = &orders[task];
+        let factor = &shared.plan.factors[order.factor];
+        if order.adopt_diagonal {
+            let place = shared.diagonal_offsets[order.factor];
+            scratch.vector.clear();
+            // SAFETY: every factor has its own stretch of diagonals.
+            scratch.vector.extend((0..factor.dim).map(|i| unsafe { *diagonals.get(place + i) }));
+        }
+        by_precision!(shared.plan.param_of(order.factor), redamp_factor(shared, factor, order, scratch));
+    });
+}
+
+fn redamp_factor<W: Real, S: Real>(
+    shared: &Shared,
+    factor: &FactorPlan,
+    order: &RedampOrder,
+    scratch: &mut Scratch,
+) {
+    let n = factor.dim;
+    // SAFETY: the spectrum has n numbers, and only this task touches the factor.
+    let spectrum = unsafe { std::slice::from_raw_parts_mut(shared.slot::<S>(factor.spectrum), n) };
+    if order.adopt_diagonal {
+        spectrum.iter_mut().zip(&scratch.vector).for_each(|(d, x)| *d = S::of(*x));
+    }
+    let (basis, b) = (shared.slot::<S>(factor.basis), scratch.matrix::<S>(0));
+    let stride = n + PADDING;
+    for (j, d) in spectrum.iter().enumerate() {
+        let weight = S::of((d.wide().max(0.0) + order.epsilon).powf(-0.5 * factor.exponent));
+        // SAFETY: column j of the basis and of B.
+        let (source, target) = unsafe {
+            (
+                std::slice::from_raw_parts(basis.add(j * n), n),
+                std::slice::from_raw_parts_mut(b.add(j * stride), n),
+            )
+        };
+        target.iter_mut().zip(source).for_each(|(t, q)| *t = *q * weight);
+    }
+    let b = Span2 { data: b, rows: n, cols: n, row: 1, col: stride };
+    let root = Span2::square(scratch.matrix::<S>(1), n);
+    // SAFETY: two matrices of the scratch; the inverse root has n² numbers.
+    unsafe {
+        multiply_lower(root, false, b, b.t(), S::of(1.0));
+        mirror::<S, W>(root.data, n, shared.slot::<W>(factor.inverse_root), n, 1.0);
+    }
+}

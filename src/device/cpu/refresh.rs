@@ -1,0 +1,160 @@
+//! The verb `refresh`: a new basis and spectrum, by a ladder that never fails a step.
+//!
+//! Chosen precision → double precision → singular value decomposition → keep the stale basis. A rung
+//! counts only if its result is finite, orthogonal and reproduces the statistic.
+
+use super::evd::{self, Eigen};
+use super::real::Real;
+use super::scratch::Scratch;
+use super::sense::Drift;
+use super::{Cpu, Places, Precision, Shared};
+use crate::config::InjectFault;
+use crate::device::{RefreshOrder, Refreshed, Rung};
+use crate::engine::rules::Rules;
+
+/// Renews bases and spectra; an answer per order.
+pub(super) fn refresh(cpu: &mut Cpu, rules: &Rules, orders: &[RefreshOrder]) -> Vec<Refreshed> {
+    let mut refreshed = vec![Refreshed::default(); orders.len()];
+    let answers = Places(refreshed.as_mut_ptr());
+    cpu.each_factor(orders.len(), &|shared, task, scratch| {
+        let order = &orders[task];
+        let answer = match shared.plan.param_of(order.factor).statistic {
+            Precision::F32 => refresh_factor::<f32>(shared, rules, order, scratch),
+            Precision::F64 => refresh_factor::<f64>(shared, rules, order, scratch),
+        };
+        // SAFETY: one place per task.
+        unsafe { answers.put(task, answer) };
+    });
+    refreshed
+}
+
+fn refresh_factor<S: Real>(
+    shared: &Shared,
+    rules: &Rules,
+    order: &RefreshOrder,
+    scratch: &mut Scratch,
+) -> Refreshed {
+    let factor = &shared.plan.factors[order.factor];
+    scratch.load_statistic::<S>(shared, factor, rules.statistic_scale(shared.clock(factor.block)));
+    let n = factor.dim;
+    // SAFETY: buffers of the factor, touched by this task alone.
+    let (basis, spectrum) = unsafe {
+        (
+            std::slice::from_raw_parts_mut(shared.slot::<S>(factor.basis), n * n),
+            std::slice::from_raw_parts_mut(shared.slot::<S>(factor.spectrum), n),
+        )
+    };
+    let rung = climb::<S>(n, order.fault, scratch);
+    if rung == Rung::Stale && order.has_basis {
+        return Refreshed { rung, ..bounds(spectrum) };
+    }
+    if rung == Rung::Stale {
+        take_diagonal(scratch, basis, spectrum);
+    } else {
+        // SAFETY: `climb` left the basis in matrix 1 and the spectrum in the vector.
+        basis.copy_from_slice(unsafe { std::slice::from_raw_parts(scratch.matrix::<S>(1), n * n) });
+        let lowest = scratch.vector.iter().copied().fold(f64::INFINITY, f64::min);
+        let shift = if order.shift { lowest.min(0.0) } else { 0.0 };
+        spectrum.iter_mut().zip(&scratch.vector).for_each(|(d, x)| *d = S::of((*x - shift).max(0.0)));
+    }
+    let mut noise_floor = f64::NAN;
+    if order.noise_floor {
+        scratch.rotate::<S>(shared, factor);
+        // SAFETY: `rotate` filled matrix 2.
+        let h = unsafe { std::slice::from_raw_parts(scratch.matrix::<S>(2), n * n) };
+        noise_floor = Drift { h, spectrum, exponent: factor.exponent }.proxy(order.base);
+    }
+    Refreshed { rung, noise_floor, ..bounds(spectrum) }
+}
+
+fn bounds<S: Real>(spectrum: &[S]) -> Refreshed {
+    let each = spectrum.iter().map(|d| d.wide());
+    Refreshed {
+        rung: Rung::Chosen,
+        eigenvalue_min: each.clone().fold(f64::INFINITY, f64::min),
+        eigenvalue_max: each.fold(0.0, f64::max),
+        noise_floor: f64::NAN,
+    }
+}
+
+/// With no decomposition and no stale basis, the statistic's diagonal still is a preconditioner.
+fn take_diagonal<S: Real>(scratch: &Scratch, basis: &mut [S], spectrum: &mut [S]) {
+    let n = spectrum.len();
+    basis.fill(S::default());
+    for (i, d) in spectrum.iter_mut().enumerate() {
+        basis[i + i * n] = S::of(1.0);
+        // SAFETY: matrix 0 has n² numbers.
+        let x = unsafe { scratch.matrix::<S>(0).add(i + i * n).read() }.wide();
+        *d = S::of(if x.is_finite() { x.max(0.0) } else { 0.0 });
+    }
+}
+
+/// Leaves a basis in matrix 1 and its spectrum in the vector, and says which rung gave them; on
+/// [`Rung::Stale`] neither holds anything.
+fn climb<S: Real>(n: usize, fault: InjectFault, scratch: &mut Scratch) -> Rung {
+    // SAFETY: matrix 0 holds the statistic, matrix 1 is another matrix of the scratch.
+    let (a, q) = unsafe {
+        (
+            std::slice::from_raw_parts_mut(scratch.matrix::<S>(0), n * n),
+            std::slice::from_raw_parts_mut(scratch.matrix::<S>(1), n * n),
+        )
+    };
+    if a.iter().any(|x| !x.wide().is_finite()) {
+        return Rung::Stale;
+    }
+    scratch.vector.clear();
+    scratch.vector.resize(n, 0.0);
+    if is_diagonal(a, n) {
+        q.fill(S::default());
+        for i in 0..n {
+            q[i + i * n] = S::of(1.0);
+            scratch.vector[i] = a[i + i * n].wide();
+        }
+        return Rung::Chosen;
+    }
+    // faer's divide and conquer has absolute cutoffs: a matrix far below norm one loses its digits. A
+    // power of two costs none.
+    let largest = a.iter().map(|x| x.wide().abs()).fold(0.0, f64::max);
+    let scale = 2f64.powi(-(largest.log2().floor() as i32).clamp(-120, 120));
+    a.iter_mut().for_each(|x| *x *= S::of(scale));
+    let rung = climb_scaled(a, q, fault, scratch);
+    a.iter_mut().for_each(|x| *x *= S::of(1.0 / scale));
+    scratch.vector.iter_mut().for_each(|d| *d /= scale);
+    rung
+}
+
+fn climb_scaled<S: Real>(a: &[S], q: &mut [S], fault: InjectFault, scratch: &mut Scratch) -> Rung {
+    use InjectFault::{EvdAll, EvdChosen, EvdDouble, EvdNonorthogonal};
+    let n = scratch.vector.len();
+    // SAFETY: matrix 2 is another matrix of the scratch; its first n numbers take the spectrum.
+    let spectrum = unsafe { std::slice::from_raw_parts_mut(scratch.matrix::<S>(2), n) };
+    let fails = matches!(fault, EvdChosen | EvdDouble | EvdAll);
+    if !fails && evd::decompose(a, spectrum, q, scratch.stack()) {
+        if fault == EvdNonorthogonal {
+            q.copy_within(0..n, n);
+        }
+        if evd::is_sound(a, spectrum, q) {
+            scratch.vector.iter_mut().zip(&*spectrum).for_each(|(v, d)| *v = d.wide());
+            return Rung::Chosen;
+        }
+    }
+    type Path = fn(&[f64], usize) -> Option<Eigen>;
+    let paths: [(Rung, bool, Path); 2] = [
+        (Rung::Double, matches!(fault, EvdDouble | EvdAll), evd::decompose_double),
+        (Rung::Svd, fault == EvdAll, evd::decompose_svd),
+    ];
+    let wide: Vec<f64> = a.iter().map(|x| x.wide()).collect();
+    for (rung, fails, path) in paths {
+        let Some(eigen) = path(&wide, n).filter(|_| !fails) else { continue };
+        if evd::is_sound(&wide, &eigen.spectrum, &eigen.basis) {
+            q.iter_mut().zip(&eigen.basis).for_each(|(q, x)| *q = S::of(*x));
+            scratch.vector.copy_from_slice(&eigen.spectrum);
+            return rung;
+        }
+    }
+    Rung::Stale
+}
+
+fn is_diagonal<S: Real>(a: &[S], n: usize) -> bool {
+    (0..n).all(|j| a[j * n + j + 1..(j + 1) * n].iter().all(|x| *x == S::default()))
+}

@@ -1,0 +1,109 @@
+//! The scratch of one factor at a check step: a few matrices and the workspace of an eigendecomposition, made once.
+
+use super::evd;
+use super::product::{Span2, mirror, multiply, multiply_lower};
+use super::real::Real;
+use super::{Precision, Shared};
+use crate::engine::plan::{FactorPlan, Plan};
+use crate::memory::aligned;
+use faer::dyn_stack::MemStack;
+
+/// Three square matrices, a vector, and the scratch of an eigendecomposition.
+pub(super) struct Scratch {
+    shape: ScratchShape,
+    memory: *mut u8,
+    /// A vector in double precision.
+    pub vector: Vec<f64>,
+}
+
+// SAFETY: the memory is the scratch's own as long as it is placed there.
+unsafe impl Send for Scratch {}
+
+/// Elements by which a workspace matrix's columns are longer than the factor's side.
+pub(super) const PADDING: usize = 16;
+
+/// The sizes of a scratch.
+#[derive(Clone, Copy)]
+pub(super) struct ScratchShape {
+    /// Largest side of a factor.
+    side: usize,
+    /// Bytes of one matrix.
+    stride: usize,
+    /// Bytes of the scratch.
+    scratch: usize,
+}
+
+impl ScratchShape {
+    /// The scratch for the largest factor of the plan.
+    pub fn new(plan: &Plan) -> ScratchShape {
+        let largest = |precision| {
+            let sides = plan.factors.iter().filter(|f| plan.slots[f.statistic].precision == precision);
+            sides.map(|f| f.dim).max().unwrap_or(0)
+        };
+        let (single, double) = (largest(Precision::F32), largest(Precision::F64));
+        let bytes = |n: usize, size: usize| aligned((n * (n + PADDING) * size) as u128) as usize;
+        let need = evd::scratch::<f32>(single).or(evd::scratch::<f64>(double));
+        ScratchShape {
+            side: single.max(double),
+            stride: bytes(single, 4).max(bytes(double, 8)),
+            scratch: aligned(need.unaligned_bytes_required() as u128) as usize,
+        }
+    }
+
+    /// Bytes of one scratch.
+    pub fn bytes(&self) -> usize {
+        3 * self.stride + self.scratch
+    }
+}
+
+impl Scratch {
+    /// The scratch that has no memory yet.
+    pub fn new(shape: ScratchShape) -> Scratch {
+        Scratch { shape, memory: std::ptr::null_mut(), vector: Vec::with_capacity(shape.side) }
+    }
+
+    /// Takes [`ScratchShape::bytes`] at `memory`, aligned, as its own.
+    pub fn place(&mut self, memory: *mut u8) {
+        self.memory = memory;
+    }
+
+    /// Matrix number `which` (0, 1, 2).
+    pub fn matrix<S>(&self, which: usize) -> *mut S {
+        debug_assert!(which < 3);
+        // SAFETY: three matrices of `stride` bytes.
+        unsafe { self.memory.add(which * self.shape.stride).cast() }
+    }
+
+    /// The scratch of an eigendecomposition.
+    pub fn stack(&mut self) -> &mut MemStack {
+        // SAFETY: the scratch is the scratch's own, and borrowed with it.
+        MemStack::new(unsafe {
+            let scratch = self.memory.add(3 * self.shape.stride);
+            std::slice::from_raw_parts_mut(scratch.cast(), self.shape.scratch)
+        })
+    }
+
+    /// Matrix 0 becomes the factor's statistic, whole and scaled.
+    pub fn load_statistic<S: Real>(&self, shared: &Shared, factor: &FactorPlan, scale: f64) {
+        // SAFETY: the statistic has dim² numbers, and so has matrix 0.
+        unsafe {
+            mirror::<S, S>(shared.slot::<S>(factor.statistic), factor.dim, self.matrix(0), factor.dim, scale);
+        }
+    }
+
+    /// Matrix 2 becomes the lower triangle of H = Qᵀ A Q, for A in matrix 0; matrix 1 is used.
+    pub fn rotate<S: Real>(&self, shared: &Shared, factor: &FactorPlan) {
+        let n = factor.dim;
+        let (a, t, h) = (
+            Span2::square(self.matrix::<S>(0), n),
+            Span2::square(self.matrix(1), n),
+            Span2::square(self.matrix(2), n),
+        );
+        let q = Span2::square(shared.slot::<S>(factor.basis), n);
+        // SAFETY: three different matrices of the scratch, and the basis.
+        unsafe {
+            multiply(t, false, a, q, S::of(1.0));
+            multiply_lower(h, false, q.t(), t, S::of(1.0));
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! How a block is walked through: rows for the elementwise passes, tiles for the products, and waves
+//! of blocks that share the workspace. Fixed at creation and independent of the number of threads,
+//! so that results are too.
+
+use super::real::SPAN;
+use crate::engine::plan::{BlockPlan, Plan};
+use crate::memory::aligned;
+use std::ops::Range;
+
+/// Elements of one elementwise task.
+const CHUNK: usize = 16 * SPAN;
+/// Columns (or rows) of one product task.
+pub const PANEL: usize = 512;
+/// Workspace that a wave may fill, unless a single block needs more.
+const WAVE_BYTES: usize = 64 << 20;
+
+/// A run of consecutive elements: in the parameter, in the state, in the workspace.
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    /// Offset from the block's first element in the caller's tensor.
+    pub tensor: usize,
+    /// Offset in a slot of the block.
+    pub state: usize,
+    /// Offset in the workspace.
+    pub work: usize,
+    /// Elements, at most [`SPAN`].
+    pub len: usize,
+}
+
+/// The walk through one block.
+#[derive(Clone, Debug)]
+pub struct Geometry {
+    /// Rows of the walk.
+    rows: usize,
+    /// Elements of a row (the last may be shorter when `packed`).
+    cols: usize,
+    /// Workspace elements of a matrix row.
+    pub stride: usize,
+    /// The block is one run in the parameter and in the workspace.
+    packed: bool,
+    elements: usize,
+    dims: Vec<usize>,
+    strides: Vec<usize>,
+}
+
+impl Geometry {
+    fn new(block: &BlockPlan) -> Geometry {
+        let order = block.dims.len();
+        let cols = block.dims[order - 1];
+        let rows = block.elements / cols;
+        // A leading dimension that is a large power of two makes the rows of a transposed operand
+        // collide in the cache and halves the speed of a product.
+        let stride =
+            if order == 2 && cols >= 128 && rows > 1 { cols.next_multiple_of(16) + 16 } else { cols };
+        let contiguous = (1..order).all(|a| block.strides[a - 1] == block.strides[a] * block.dims[a]);
+        let packed = contiguous && stride == cols;
+        let (rows, cols) = if packed { (block.elements.div_ceil(SPAN), SPAN) } else { (rows, cols) };
+        Geometry {
+            rows,
+            cols,
+            stride,
+            packed,
+            elements: block.elements,
+            dims: block.dims.clone(),
+            strides: block.strides.clone(),
+        }
+    }
+
+    /// Workspace elements of the block.
+    pub fn work_len(&self) -> usize {
+        if self.packed { self.elements } else { self.rows * self.stride }
+    }
+
+    fn row_offset(&self, mut row: usize) -> usize {
+        let outer = self.dims.len() - 1;
+        let mut offset = 0;
+        for axis in (0..outer).rev() {
+            offset += (row % self.dims[axis]) * self.strides[axis];
+            row /= self.dims[axis];
+        }
+        offset
+    }
+
+    /// Visits the runs of `rows` in order.
+    #[inline(always)]
+    pub fn walk(&self, rows: Range<usize>, mut visit: impl FnMut(Run)) {
+        for row in rows {
+            if self.packed {
+                let at = row * SPAN;
+                visit(Run { tensor: at, state: at, work: at, len: SPAN.min(self.elements - at) });
+                continue;
+            }
+            let tensor = self.row_offset(row);
+            for col in (0..self.cols).step_by(SPAN) {
+                visit(Run {
+                    tensor: tensor + col,
+                    state: row * self.cols + col,
+                    work: row * self.stride + col,
+                    len: SPAN.min(self.cols - col),
+                });
+            }
+        }
+    }
+}
+
+/// An elementwise task: some rows of a block.
+#[derive(Clone, Debug)]
+pub struct Chunk {
+    /// The block.
+    pub block: usize,
+    /// Its rows.
+    pub rows: Range<usize>,
+}
+
+/// A product task: a panel of an axis of a block.
+#[derive(Clone, Debug)]
+pub struct Tile {
+    /// The block.
+    pub block: usize,
+    /// The axis.
+    pub axis: usize,
+    /// What of it: columns of the statistic, or rows of the product's result.
+    pub panel: Range<usize>,
+    /// Where the tile leaves its sum of squares.
+    pub partial: usize,
+    cost: u128,
+}
+
+/// A block seen along one axis: `outer` slices of `dim` rows and `inner` columns.
+#[derive(Clone, Copy, Debug)]
+pub struct AxisView {
+    /// Slices.
+    pub outer: usize,
+    /// Rows of a slice.
+    pub dim: usize,
+    /// Columns of a slice; 1 for the last axis, whose slices are then seen as one matrix.
+    pub inner: usize,
+}
+
+impl AxisView {
+    /// The view of `dims` along `axis`.
+    pub fn new(dims: &[usize], axis: usize) -> AxisView {
+        AxisView {
+            outer: dims[..axis].iter().product(),
+            dim: dims[axis],
+            inner: dims[axis + 1..].iter().product(),
+        }
+    }
+
+    /// Rows of the product's result that are shared out to tiles.
+    fn result_rows(&self) -> usize {
+        match (self.inner, self.outer) {
+            (1, outer) => outer,
+            (_, 1) => self.dim,
+            (_, outer) => outer,
+        }
+    }
+}
+
+/// A group of blocks that are worked on together; they share the workspace with the other waves.
+#[derive(Clone, Debug, Default)]
+pub struct Wave {
+    /// Its blocks.
+    pub blocks: Range<usize>,
+    /// Elementwise tasks.
+    pub chunks: Range<usize>,
+    /// Tiles of the statistics.
+    pub statistics: Vec<Tile>,
+    /// Tiles of the products along axis 0, 1, …
+    pub products: Vec<Vec<Tile>>,
+    /// Whether there is enough work to wake other threads.
+    pub parallel: bool,
+}
+
+/// All walks of a plan.
+pub struct Walks {
+    /// By block.
+    pub blocks: Vec<Geometry>,
+    /// Elementwise tasks, block by block.
+    pub chunks: Vec<Chunk>,
+    /// Chunks of each block.
+    pub chunks_of: Vec<Range<usize>>,
+    /// Partial sums of the final product's tiles, by block.
+    pub partials_of: Vec<Range<usize>>,
+    /// Byte offset of each block's workspace.
+    pub work_offsets: Vec<usize>,
+    /// The waves.
+    pub waves: Vec<Wave>,
+    /// Bytes of workspace.
+    pub work_bytes: usize,
+    /// Partial sums in all.
+    pub partials: usize,
+}
+
+impl Walks {
+    /// The walks of `plan`.
+    pub fn new(plan: &Plan) -> Walks {
+        let mut walks = Walks {
+            blocks: plan.blocks.iter().map(Geometry::new).collect(),
+            chunks: Vec::new(),
+            chunks_of: Vec::new(),
+            partials_of: Vec::new(),
+            work_offsets: Vec::new(),
+            waves: Vec::new(),
+            work_bytes: 0,
+            partials: 0,
+        };
+        let (mut wave, mut filled) = (Wave::default(), 0usize);
+        for (number, block) in plan.blocks.iter().enumerate() {
+            let param = &plan.params[block.param];
+            let wide = param.statistic.size().max(2 * param.work.size());
+            let bytes = aligned(walks.blocks[number].work_len() as u128 * wide as u128 + 64) as usize;
+            if filled > 0 && filled + bytes > WAVE_BYTES {
+                walks.close(std::mem::take(&mut wave));
+                filled = 0;
+            }
+            walks.work_offsets.push(filled);
+            filled += bytes;
+            walks.work_bytes = walks.work_bytes.max(filled);
+            walks.add(number, block, &mut wave);
+        }
+        walks.close(wave);
+        walks
+    }
+
+    fn add(&mut self, number: usize, block: &BlockPlan, wave: &mut Wave) {
+        let geometry = &self.blocks[number];
+        let first = self.chunks.len();
+        let rows = (CHUNK / geometry.cols).max(1);
+        for start in (0..geometry.rows).step_by(rows) {
+            let end = (start + rows).min(geometry.rows);
+            self.chunks.push(Chunk { block: number, rows: start..end });
+        }
+        self.chunks_of.push(first..self.chunks.len());
+        let first_partial = self.partials;
+        let order = if block.factors.is_empty() { 0 } else { block.dims.len() };
+        wave.products.resize(wave.products.len().max(order), Vec::new());
+        for axis in 0..order {
+            let view = AxisView::new(&block.dims, axis);
+            let dim = view.dim as u128;
+            for start in (0..view.dim).step_by(PANEL) {
+                let panel = start..(start + PANEL).min(view.dim);
+                let cost = (dim - start as u128) * panel.len() as u128 * (block.elements as u128 / dim);
+                wave.statistics.push(Tile { block: number, axis, panel, partial: 0, cost });
+            }
+            for start in (0..view.result_rows()).step_by(PANEL) {
+                let panel = start..(start + PANEL).min(view.result_rows());
+                let cost = panel.len() as u128 * dim * block.elements as u128 / view.result_rows() as u128;
+                let partial = self.partials;
+                self.partials += usize::from(axis + 1 == order);
+                wave.products[axis].push(Tile { block: number, axis, panel, partial, cost });
+            }
+        }
+        self.partials_of.push(first_partial..self.partials);
+    }
+
+    fn close(&mut self, mut wave: Wave) {
+        let first = self.waves.last().map_or(0, |w| w.chunks.end);
+        wave.chunks = first..self.chunks.len();
+        wave.blocks = self.waves.last().map_or(0, |w| w.blocks.end)..self.chunks_of.len();
+        // Large tiles first: the last tasks to finish are then small ones.
+        wave.statistics.sort_by_key(|t| std::cmp::Reverse(t.cost));
+        wave.products.iter_mut().for_each(|tiles| tiles.sort_by_key(|t| std::cmp::Reverse(t.cost)));
+        let flops: u128 = wave.statistics.iter().map(|t| t.cost).sum();
+        wave.parallel = flops > 400_000 || wave.chunks.len() > 4;
+        self.waves.push(wave);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::engine::plan::ParamSpec;
+    use crate::tensor::DType;
+
+    fn plan(shape: &[usize], limit: i64, merge_dims: bool) -> Plan {
+        let config = Config { max_factor_dim: limit, merge_dims, ..Config::default() };
+        let spec = ParamSpec {
+            name: "w".into(),
+            shape: shape.to_vec(),
+            dtype: DType::F32,
+            lr_scale: 1.0,
+            weight_decay_scale: 1.0,
+            root: 0.0,
+            grafting_only: false,
+        };
+        Plan::new(&config, vec![spec]).unwrap()
+    }
+
+    #[test]
+    fn the_walks_visit_every_element_of_the_parameter_once() {
+        for (shape, limit, merge) in [
+            (vec![200, 300], 128, true),
+            (vec![5, 7, 9, 2], 4, false),
+            (vec![3000], 1024, true),
+            (vec![40, 50], 64, false),
+        ] {
+            let plan = plan(&shape, limit, merge);
+            let walks = Walks::new(&plan);
+            let mut seen = vec![0; shape.iter().product()];
+            for (number, block) in plan.blocks.iter().enumerate() {
+                let mut state = vec![0; block.elements];
+                for chunk in &walks.chunks[walks.chunks_of[number].clone()] {
+                    walks.blocks[chunk.block].walk(chunk.rows.clone(), |run| {
+                        (0..run.len).for_each(|i| seen[block.offset + run.tensor + i] += 1);
+                        (0..run.len).for_each(|i| state[run.state + i] += 1);
+                        assert!(run.work + run.len <= walks.blocks[number].work_len());
+                    });
+                }
+                assert!(state.iter().all(|n| *n == 1));
+            }
+            assert!(seen.iter().all(|n| *n == 1), "{shape:?}");
+        }
+    }
+}

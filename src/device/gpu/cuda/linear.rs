@@ -1,0 +1,401 @@
+//! cuBLAS and cuSOLVER: batched products, and the symmetric eigendecomposition. Column-major, as they are.
+
+use super::driver::{Device, Memory};
+use crate::error::{Error, Kind, Result};
+use crate::memory::Allocator;
+use crate::tensor::Precision;
+use cudarc::cublas::sys as blas;
+use cudarc::cusolver::sys as solver;
+use cudarc::driver::sys::CUstream;
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::Arc;
+
+/// What NVIDIA recommends for cuBLAS: with it given, cuBLAS allocates nothing itself.
+pub const BLAS_WORKSPACE: usize = 4 << 20;
+
+/// Largest side for which the batched solver is taken.
+const BATCHED_SIDE: usize = 256;
+
+/// One operand of a batched product: where, leading dimension, elements between matrices, transposed.
+#[derive(Clone, Copy)]
+pub struct Operand {
+    /// Address.
+    pub at: u64,
+    /// Elements between columns.
+    pub lead: usize,
+    /// Elements between the matrices of the batch.
+    pub stride: usize,
+    /// Taken transposed.
+    pub transposed: bool,
+}
+
+/// The size of a batched product: m×k times k×n, `count` times.
+#[derive(Clone, Copy)]
+pub struct Shape {
+    /// Rows of the result.
+    pub m: usize,
+    /// Columns of the result.
+    pub n: usize,
+    /// Inner length.
+    pub k: usize,
+    /// Matrices of the batch.
+    pub count: usize,
+}
+
+/// A batch of symmetric matrices to decompose in place.
+#[derive(Clone, Copy)]
+pub struct Batch {
+    /// The matrices, one behind the other; eigenvectors afterwards.
+    pub matrices: u64,
+    /// The spectra, one behind the other.
+    pub spectra: u64,
+    /// One int a matrix: 0 if it converged.
+    pub infos: u64,
+    /// Side.
+    pub n: usize,
+    /// How many.
+    pub count: usize,
+    /// Of which precision.
+    pub precision: Precision,
+}
+
+/// The two handles, used by one call at a time.
+pub struct Linear {
+    blas: blas::cublasHandle_t,
+    solver: solver::cusolverDnHandle_t,
+    params: solver::cusolverDnParams_t,
+    batched: bool,
+    workspace: Memory,
+    scratch: Option<Memory>,
+    host_scratch: Vec<u8>,
+    device: Arc<Device>,
+}
+
+// SAFETY: the handles move with their owner, and one call at a time uses them.
+unsafe impl Send for Linear {}
+
+fn blas_check(status: blas::cublasStatus_t, call: &str) -> Result<()> {
+    if status == blas::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
+        return Ok(());
+    }
+    // SAFETY: cuBLAS gives a static string.
+    let name = unsafe { CStr::from_ptr(blas::cublasGetStatusName(status)) }.to_string_lossy();
+    let kind = if status == blas::cublasStatus_t::CUBLAS_STATUS_ALLOC_FAILED {
+        Kind::OutOfMemory
+    } else {
+        Kind::DeviceError
+    };
+    Err(Error { native_code: status as i32, ..Error::new(kind, format!("{call} failed: {name}")) })
+}
+
+fn solver_check(status: solver::cusolverStatus_t, call: &str) -> Result<()> {
+    if status == solver::cusolverStatus_t::CUSOLVER_STATUS_SUCCESS {
+        return Ok(());
+    }
+    let kind = if status == solver::cusolverStatus_t::CUSOLVER_STATUS_ALLOC_FAILED {
+        Kind::OutOfMemory
+    } else {
+        Kind::DeviceError
+    };
+    Err(Error { native_code: status as i32, ..Error::new(kind, format!("{call} failed: {status:?}")) })
+}
+
+fn data_type(precision: Precision) -> solver::cudaDataType {
+    match precision {
+        Precision::F32 => solver::cudaDataType_t::CUDA_R_32F,
+        Precision::F64 => solver::cudaDataType_t::CUDA_R_64F,
+    }
+}
+
+impl Linear {
+    /// Handles on `device`, whose context is current. Without an allocator, workspace is borrowed for each call.
+    pub fn new(device: &Arc<Device>, allocator: Option<Allocator>, batched: bool) -> Result<Linear> {
+        let workspace = match allocator {
+            Some(allocator) => Memory::new(device, BLAS_WORKSPACE, allocator, "the workspace of cuBLAS")?,
+            None => Memory::borrowed(device, 0, 0),
+        };
+        let mut made = Linear {
+            blas: std::ptr::null_mut(),
+            solver: std::ptr::null_mut(),
+            params: std::ptr::null_mut(),
+            batched,
+            workspace,
+            scratch: None,
+            host_scratch: Vec::new(),
+            device: device.clone(),
+        };
+        // SAFETY: the handles are ours; Drop releases those that were made.
+        unsafe {
+            blas_check(blas::cublasCreate_v2(&mut made.blas), "cublasCreate")?;
+            solver_check(solver::cusolverDnCreate(&mut made.solver), "cusolverDnCreate")?;
+            solver_check(solver::cusolverDnCreateParams(&mut made.params), "cusolverDnCreateParams")?;
+        }
+        Ok(made)
+    }
+
+    /// What follows is put on `stream`.
+    pub fn follow(&mut self, stream: CUstream) -> Result<()> {
+        // SAFETY: handles, stream and workspace are alive. A new stream resets the workspace.
+        unsafe {
+            blas_check(blas::cublasSetStream_v2(self.blas, stream.cast()), "cublasSetStream")?;
+            let (at, bytes) = (self.workspace.address() as *mut c_void, self.workspace.bytes());
+            blas_check(blas::cublasSetWorkspace_v2(self.blas, at, bytes), "cublasSetWorkspace")?;
+            solver_check(solver::cusolverDnSetStream(self.solver, stream.cast()), "cusolverDnSetStream")
+        }
+    }
+
+    /// c ← a·b + keep·c, for every matrix of the batch.
+    pub fn multiply(
+        &self,
+        precision: Precision,
+        shape: Shape,
+        a: Operand,
+        b: Operand,
+        c: Operand,
+        keep: bool,
+    ) -> Result<()> {
+        let op = |x: Operand| {
+            if x.transposed {
+                blas::cublasOperation_t::CUBLAS_OP_T
+            } else {
+                blas::cublasOperation_t::CUBLAS_OP_N
+            }
+        };
+        let Shape { m, n, k, count } = shape;
+        macro_rules! call {
+            ($function:ident, $type:ty) => {{
+                let (one, beta): ($type, $type) = (1.0, if keep { 1.0 } else { 0.0 });
+                // SAFETY: operands of the sizes given, by the callers' layouts; scalars are read at once.
+                let status = unsafe {
+                    blas::$function(
+                        self.blas,
+                        op(a),
+                        op(b),
+                        m as c_int,
+                        n as c_int,
+                        k as c_int,
+                        &one,
+                        a.at as *const $type,
+                        a.lead as c_int,
+                        a.stride as i64,
+                        b.at as *const $type,
+                        b.lead as c_int,
+                        b.stride as i64,
+                        &beta,
+                        c.at as *mut $type,
+                        c.lead as c_int,
+                        c.stride as i64,
+                        count as c_int,
+                    )
+                };
+                blas_check(status, stringify!($function))
+            }};
+        }
+        match precision {
+            Precision::F32 => call!(cublasSgemmStridedBatched, f32),
+            Precision::F64 => call!(cublasDgemmStridedBatched, f64),
+        }
+    }
+
+    /// The lower triangle of c ← c + a·aᵀ (or aᵀ·a if transposed): half the work of a product, for one matrix.
+    pub fn add_square(&self, precision: Precision, n: usize, k: usize, a: Operand, c: Operand) -> Result<()> {
+        let op = if a.transposed {
+            blas::cublasOperation_t::CUBLAS_OP_T
+        } else {
+            blas::cublasOperation_t::CUBLAS_OP_N
+        };
+        let lower = blas::cublasFillMode_t::CUBLAS_FILL_MODE_LOWER;
+        macro_rules! call {
+            ($function:ident, $type:ty) => {{
+                let one: $type = 1.0;
+                // SAFETY: as in `multiply`.
+                let status = unsafe {
+                    blas::$function(
+                        self.blas,
+                        lower,
+                        op,
+                        n as c_int,
+                        k as c_int,
+                        &one,
+                        a.at as *const $type,
+                        a.lead as c_int,
+                        &one,
+                        c.at as *mut $type,
+                        c.lead as c_int,
+                    )
+                };
+                blas_check(status, stringify!($function))
+            }};
+        }
+        match precision {
+            Precision::F32 => call!(cublasSsyrk_v2, f32),
+            Precision::F64 => call!(cublasDsyrk_v2, f64),
+        }
+    }
+
+    /// Takes the caller's workspace: [`BLAS_WORKSPACE`] bytes, then what the solver needs.
+    pub fn borrow(&mut self, at: u64, bytes: usize) {
+        self.workspace = Memory::borrowed(&self.device, at, BLAS_WORKSPACE);
+        let scratch = bytes.saturating_sub(BLAS_WORKSPACE);
+        self.scratch = Some(Memory::borrowed(&self.device, at + BLAS_WORKSPACE as u64, scratch));
+    }
+
+    /// Makes the solver's workspace large enough for `batch`; grows only here.
+    pub fn prepare(&mut self, batch: &Batch, allocator: Allocator) -> Result<()> {
+        let (bytes, host) = self.needs(batch)?;
+        if self.scratch.as_ref().is_none_or(|scratch| scratch.bytes() < bytes) {
+            if self.workspace.is_borrowed() {
+                return Err(Error::out_of_memory("an eigendecomposition, in the workspace", bytes as u128));
+            }
+            self.scratch = None;
+            self.scratch = Some(Memory::new(&self.device, bytes, allocator, "an eigendecomposition")?);
+        }
+        if self.host_scratch.len() < host {
+            self.host_scratch.resize(host, 0);
+        }
+        Ok(())
+    }
+
+    fn is_batched(&self, batch: &Batch) -> bool {
+        self.batched && batch.count > 1 && batch.n <= BATCHED_SIDE
+    }
+
+    /// Bytes of workspace on the device and on the host.
+    pub fn needs(&self, batch: &Batch) -> Result<(usize, usize)> {
+        let (mut bytes, mut host) = (0usize, 0usize);
+        let kind = data_type(batch.precision);
+        let (vectors, lower) = (
+            solver::cusolverEigMode_t::CUSOLVER_EIG_MODE_VECTOR,
+            solver::cublasFillMode_t::CUBLAS_FILL_MODE_LOWER,
+        );
+        let (n, matrices, spectra) =
+            (batch.n as i64, batch.matrices as *const c_void, batch.spectra as *const c_void);
+        // SAFETY: only sizes are asked for.
+        unsafe {
+            if self.is_batched(batch) {
+                let status = solver::cusolverDnXsyevBatched_bufferSize(
+                    self.solver,
+                    self.params,
+                    vectors,
+                    lower,
+                    n,
+                    kind,
+                    matrices,
+                    n,
+                    kind,
+                    spectra,
+                    kind,
+                    &mut bytes,
+                    &mut host,
+                    batch.count as i64,
+                );
+                solver_check(status, "cusolverDnXsyevBatched_bufferSize")?;
+            } else {
+                let status = solver::cusolverDnXsyevd_bufferSize(
+                    self.solver,
+                    self.params,
+                    vectors,
+                    lower,
+                    n,
+                    kind,
+                    matrices,
+                    n,
+                    kind,
+                    spectra,
+                    kind,
+                    &mut bytes,
+                    &mut host,
+                );
+                solver_check(status, "cusolverDnXsyevd_bufferSize")?;
+            }
+        }
+        Ok((bytes, host))
+    }
+
+    /// Decomposes every matrix of the batch, from its lower triangle, in place.
+    pub fn decompose(&mut self, batch: &Batch) -> Result<()> {
+        let kind = data_type(batch.precision);
+        let (vectors, lower) = (
+            solver::cusolverEigMode_t::CUSOLVER_EIG_MODE_VECTOR,
+            solver::cublasFillMode_t::CUBLAS_FILL_MODE_LOWER,
+        );
+        let n = batch.n as i64;
+        let (scratch, bytes) = self.scratch.as_ref().map_or((0, 0), |s| (s.address(), s.bytes()));
+        let (host, host_bytes) = (self.host_scratch.as_mut_ptr().cast::<c_void>(), self.host_scratch.len());
+        if self.is_batched(batch) {
+            // SAFETY: buffers of the sizes that `prepare` asked for.
+            let status = unsafe {
+                solver::cusolverDnXsyevBatched(
+                    self.solver,
+                    self.params,
+                    vectors,
+                    lower,
+                    n,
+                    kind,
+                    batch.matrices as *mut c_void,
+                    n,
+                    kind,
+                    batch.spectra as *mut c_void,
+                    kind,
+                    scratch as *mut c_void,
+                    bytes,
+                    host,
+                    host_bytes,
+                    batch.infos as *mut c_int,
+                    batch.count as i64,
+                )
+            };
+            return solver_check(status, "cusolverDnXsyevBatched");
+        }
+        let size = batch.precision.size();
+        for i in 0..batch.count {
+            let at = |base: u64, step: usize| (base + (i * step) as u64) as *mut c_void;
+            // SAFETY: as above, matrix by matrix.
+            let status = unsafe {
+                solver::cusolverDnXsyevd(
+                    self.solver,
+                    self.params,
+                    vectors,
+                    lower,
+                    n,
+                    kind,
+                    at(batch.matrices, batch.n * batch.n * size),
+                    n,
+                    kind,
+                    at(batch.spectra, batch.n * size),
+                    kind,
+                    scratch as *mut c_void,
+                    bytes,
+                    host,
+                    host_bytes,
+                    at(batch.infos, 4).cast(),
+                )
+            };
+            solver_check(status, "cusolverDnXsyevd")?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of device memory that it occupies.
+    pub fn bytes(&self) -> usize {
+        self.workspace.bytes() + self.scratch.as_ref().map_or(0, Memory::bytes)
+    }
+}
+
+impl Drop for Linear {
+    fn drop(&mut self) {
+        let _current = self.device.enter();
+        // SAFETY: handles made by `new`; those that were not are NULL.
+        unsafe {
+            if !self.params.is_null() {
+                solver::cusolverDnDestroyParams(self.params);
+            }
+            if !self.solver.is_null() {
+                solver::cusolverDnDestroy(self.solver);
+            }
+            if !self.blas.is_null() {
+                blas::cublasDestroy_v2(self.blas);
+            }
+        }
+    }
+}

@@ -1,0 +1,393 @@
+//! The verbs of a check: sense, refresh, redamp. Factors of equal side go together; a group is as large as
+//! the workspace allows.
+
+use super::Gpu;
+use super::cuda::driver::{self, Grid, Memory};
+use super::cuda::linear::{Batch, Operand, Shape};
+use super::kernels::index;
+use super::layout::{MOST_BLOCKS, Scratch};
+use super::step::{launch, wide};
+use super::tables::{Choice, Drift, Renewal, THREADS, Task, task};
+use crate::config::InjectFault;
+use crate::device::{Pending, RedampOrder, RefreshOrder, SenseOrder};
+use crate::engine::plan::Content;
+use crate::engine::rules::Rules;
+use crate::error::Result;
+use crate::memory::Allocator;
+use crate::preconditioner::FactorRecord;
+use crate::preconditioner::policy::Sensed;
+use crate::tensor::Precision;
+use bytemuck::Zeroable;
+use std::ffi::c_void;
+use std::ops::Range;
+
+/// Factors that are worked on together: consecutive tasks of one side and one precision.
+#[derive(Clone, Debug)]
+pub(super) struct Group {
+    tasks: Range<usize>,
+    n: usize,
+    statistic: Precision,
+    work: Precision,
+    /// Precision of the solver.
+    solver: Precision,
+}
+
+/// The lists of tasks.
+#[derive(Clone, Copy)]
+enum List {
+    Sense = 0,
+    Refresh = 1,
+    Noise = 2,
+    Redamp = 3,
+}
+
+/// What was sensed, as the policies take it.
+pub(super) fn sensed(drift: &Drift) -> Sensed {
+    Sensed {
+        relative_change: drift.relative_change,
+        alpha: drift.alpha,
+        residual: drift.residual,
+        certified: (drift.epsilon, drift.proxy),
+    }
+}
+
+impl Gpu {
+    /// What every task about `factor` has in common.
+    fn task(&self, factor: usize, rules: Option<&Rules>) -> Task {
+        let plan = &self.plan.factors[factor];
+        Task {
+            statistic: self.slot(plan.statistic),
+            basis: self.slot(plan.basis),
+            spectrum: self.slot(plan.spectrum),
+            inverse_root: self.slot(plan.inverse_root),
+            diagonal: self.table(self.layout.tables.diagonals + self.layout.diagonals[factor] * 8),
+            clock: self.clock(plan.block),
+            record: self.record(factor),
+            exponent: plan.exponent,
+            log_beta2: rules.map_or(0.0, |rules| rules.log_beta2),
+            correct: rules.map_or(0, |rules| rules.statistic_correction),
+            ..Task::zeroed()
+        }
+    }
+
+    /// Where the answer to a refresh of `factor` goes.
+    fn renewal(&self, factor: usize) -> u64 {
+        self.table(self.layout.tables.renewals + factor * size_of::<Renewal>())
+    }
+
+    /// Brings a list of tasks to the device; gives its address.
+    fn send_tasks(&self, list: List, tasks: &[Task]) -> Result<u64> {
+        let first = list as usize * self.plan.factors.len() * size_of::<Task>();
+        let target = self.table(self.layout.tables.tasks + first);
+        let bytes: &[u8] = bytemuck::cast_slice(tasks);
+        if bytes.is_empty() {
+            return Ok(target);
+        }
+        // SAFETY: the pinned list has room for a task per factor. What it held before has been copied: the host
+        // has waited for the device since.
+        unsafe {
+            let staged = self.outgoing.data().add(first);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), staged, bytes.len());
+            driver::upload(target, staged, bytes.len(), self.stream)?;
+        }
+        Ok(target)
+    }
+
+    /// Cuts a list, sorted by side, into groups that fit into the workspace.
+    pub(super) fn groups(
+        &self,
+        factors: &[usize],
+        solver: impl Fn(usize) -> Option<Precision>,
+    ) -> Vec<Group> {
+        let mut groups: Vec<Group> = Vec::new();
+        for (number, factor) in factors.iter().enumerate() {
+            let param = self.plan.param_of(*factor);
+            let (n, statistic, work) = (self.plan.factors[*factor].dim, param.statistic, param.work);
+            let solver = solver(number).unwrap_or(statistic);
+            if let Some(last) = groups.last_mut() {
+                let same = (last.n, last.statistic, last.work, last.solver) == (n, statistic, work, solver);
+                let bytes = Scratch::bytes(n, solver.size(), last.tasks.len() + 1);
+                if same && bytes <= self.work.bytes() && last.tasks.len() < MOST_BLOCKS {
+                    last.tasks.end += 1;
+                    continue;
+                }
+            }
+            groups.push(Group { tasks: number..number + 1, n, statistic, work, solver });
+        }
+        groups
+    }
+
+    pub(super) fn scratch(&self, group: &Group) -> Scratch {
+        Scratch::new(self.work.address(), group.n, group.solver.size(), group.tasks.len()).0
+    }
+
+    /// All factors, those of equal side together.
+    pub(super) fn by_side(&self) -> Vec<usize> {
+        let mut factors: Vec<usize> = (0..self.plan.factors.len()).collect();
+        factors.sort_by_key(|f| std::cmp::Reverse(self.plan.factors[*f].dim));
+        factors
+    }
+
+    /// The solver's workspace, as large as any refresh of this plan needs.
+    pub(super) fn reserve_solver(&mut self) -> Result<()> {
+        for group in self.groups(&self.by_side(), |_| None) {
+            let batch = batch(&self.scratch(&group), &group);
+            self.linear.prepare(&batch, self.allocator.unwrap_or(Allocator::System))?;
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn batch(scratch: &Scratch, group: &Group) -> Batch {
+    Batch {
+        matrices: scratch.matrices[1],
+        spectra: scratch.spectra,
+        infos: scratch.infos,
+        n: group.n,
+        count: group.tasks.len(),
+        precision: group.solver,
+    }
+}
+
+/// The address of a group's first task.
+fn first_task(list: u64, group: &Group) -> u64 {
+    list + (group.tasks.start * size_of::<Task>()) as u64
+}
+
+/// Some thread blocks for each matrix of a group.
+fn by_tile(group: &Group) -> Grid {
+    let numbers = group.n * group.n;
+    wide(numbers.div_ceil(16 * THREADS), group.tasks.len(), numbers)
+}
+
+/// One thread block for each factor of a group.
+fn by_factor(group: &Group) -> Grid {
+    wide(group.tasks.len(), 1, group.n * group.n)
+}
+
+/// c ← a·b over the matrices of a group.
+fn multiply(
+    gpu: &Gpu,
+    group: &Group,
+    precision: Precision,
+    a: (u64, bool),
+    b: (u64, bool),
+    c: u64,
+) -> Result<()> {
+    let n = group.n;
+    let operand = |at, transposed| Operand { at, lead: n, stride: n * n, transposed };
+    let shape = Shape { m: n, n, k: n, count: group.tasks.len() };
+    gpu.linear.multiply(precision, shape, operand(a.0, a.1), operand(b.0, b.1), operand(c, false), false)
+}
+
+/// Measures factors: leaves a [`Drift`] for every order.
+pub(super) fn sense(gpu: &mut Gpu, rules: &Rules, orders: &[SenseOrder]) -> Result<()> {
+    let drifts = gpu.table(gpu.layout.tables.drifts);
+    let tasks: Vec<Task> = orders
+        .iter()
+        .enumerate()
+        .map(|(number, order)| {
+            let (low, high, target) = order.search.map_or((0.0, 0.0, 0.0), |s| (s.low, s.high, s.target));
+            let keep = if order.keep_diagonal { task::KEEP_DIAGONAL } else { 0 };
+            Task {
+                epsilon: order.base,
+                low,
+                high,
+                target,
+                flags: keep | if order.search.is_some() { task::SEARCH } else { 0 },
+                report: drifts + (number * size_of::<Drift>()) as u64,
+                ..gpu.task(order.factor, Some(rules))
+            }
+        })
+        .collect();
+    let list = gpu.send_tasks(List::Sense, &tasks)?;
+    let factors: Vec<usize> = orders.iter().map(|order| order.factor).collect();
+    for group in gpu.groups(&factors, |_| None) {
+        drift(gpu, &group, first_task(list, &group))?;
+    }
+    Ok(())
+}
+
+/// H = QᵀLQ of a group, and what the drift kernel makes of it.
+fn drift(gpu: &Gpu, group: &Group, tasks: u64) -> Result<()> {
+    let scratch = gpu.scratch(&Group { solver: group.statistic, ..group.clone() });
+    let (s, n, none) = (index(group.statistic), group.n as u32, 0u64);
+    let [a, q, t, _] = scratch.matrices;
+    launch!(gpu.kernels.fetch[s][s], by_tile(group), gpu.stream, tasks, n, a, q, none)?;
+    multiply(gpu, group, group.statistic, (a, false), (q, false), t)?;
+    multiply(gpu, group, group.statistic, (q, true), (t, false), a)?;
+    launch!(gpu.kernels.drift[s], by_factor(group), gpu.stream, tasks, n, a, scratch.weights)
+}
+
+/// Renews bases and spectra; the answers stay on the device.
+pub(super) fn refresh(gpu: &mut Gpu, rules: &Rules, orders: &[RefreshOrder]) -> Result<()> {
+    if orders.is_empty() {
+        return Ok(());
+    }
+    let tasks: Vec<Task> = orders
+        .iter()
+        .map(|order| {
+            let mut flags = if order.has_basis { task::HAS_BASIS } else { 0 };
+            flags |= if order.shift { task::SHIFT } else { 0 };
+            flags |= fault(order);
+            Task { flags, report: gpu.renewal(order.factor), ..gpu.task(order.factor, Some(rules)) }
+        })
+        .collect();
+    let noise: Vec<Task> = orders
+        .iter()
+        .zip(&tasks)
+        .map(|(order, own)| Task { epsilon: order.base, flags: task::NOISE | task::GIVEN_EPSILON, ..*own })
+        .collect();
+    let list = gpu.send_tasks(List::Refresh, &tasks)?;
+    // The option is one of the whole configuration: all orders agree.
+    let measures = orders.iter().any(|order| order.noise_floor);
+    let noise_list = if measures { gpu.send_tasks(List::Noise, &noise)? } else { 0 };
+    let factors: Vec<usize> = orders.iter().map(|order| order.factor).collect();
+    let spoils = tasks.iter().any(|t| t.flags & task::SPOIL != 0);
+    let doubled = |number: usize| orders[number].doubled.then_some(Precision::F64);
+    for group in gpu.groups(&factors, doubled) {
+        make_room(gpu, &group)?;
+        decompose(gpu, &group, first_task(list, &group), spoils)?;
+        if measures {
+            drift(gpu, &group, first_task(noise_list, &group))?;
+        }
+        let (tasks, n) = (first_task(list, &group), group.n as u32);
+        launch!(gpu.kernels.bounds[index(group.statistic)], by_factor(&group), gpu.stream, tasks, n)?;
+    }
+    Ok(())
+}
+
+/// Faults made on purpose, as far as this rung of the ladder has them.
+fn fault(order: &RefreshOrder) -> i32 {
+    match order.fault {
+        InjectFault::EvdNonorthogonal if !order.doubled => task::SPOIL,
+        InjectFault::EvdChosen if !order.doubled => task::FAIL,
+        InjectFault::EvdDouble | InjectFault::EvdAll => task::FAIL,
+        _ => 0,
+    }
+}
+
+/// A single factor in double precision may need more room than the plan foresaw.
+fn make_room(gpu: &mut Gpu, group: &Group) -> Result<()> {
+    let bytes = Scratch::bytes(group.n, group.solver.size(), group.tasks.len());
+    if bytes > gpu.work.bytes() && !gpu.work.is_borrowed() {
+        driver::wait_for(gpu.stream)?;
+        let allocator = gpu.allocator.unwrap_or(Allocator::System);
+        gpu.work = Memory::new(&gpu.kernels.device, bytes, allocator, "a refresh in double precision")?;
+        gpu.batches = gpu.views();
+    }
+    Ok(())
+}
+
+/// Decomposes the statistics of a group; takes over what is sound.
+fn decompose(gpu: &mut Gpu, group: &Group, tasks: u64, spoils: bool) -> Result<()> {
+    let scratch = gpu.scratch(group);
+    let [a, q, o, image] = scratch.matrices;
+    let (s, e) = (index(group.statistic), index(group.solver));
+    let (stream, count, n, none) = (gpu.stream, group.tasks.len(), group.n as u32, 0u64);
+    let (per_factor, per_tile) = (by_factor(group), by_tile(group));
+    let kernels = gpu.kernels.clone();
+    launch!(kernels.peak[s], per_factor, stream, tasks, n, scratch.scales)?;
+    launch!(kernels.fetch[s][e], per_tile, stream, tasks, n, a, none, scratch.scales)?;
+    launch!(kernels.fetch[s][e], per_tile, stream, tasks, n, q, none, scratch.scales)?;
+    // Until the solver says otherwise, nothing has converged: a solver that fails costs no step.
+    driver::fill(scratch.infos, 0xff, count * 4, stream)?;
+    let batch = batch(&scratch, group);
+    let allocator = gpu.allocator.unwrap_or(Allocator::System);
+    let solved = gpu.linear.prepare(&batch, allocator).and_then(|()| gpu.linear.decompose(&batch));
+    if solved.is_err() {
+        driver::fill(scratch.infos, 0xff, count * 4, stream)?;
+        driver::fill(scratch.spectra, 0, count * group.n * group.solver.size(), stream)?;
+    }
+    if spoils {
+        launch!(kernels.spoil[e], per_factor, stream, tasks, n, q)?;
+    }
+    multiply(gpu, group, group.solver, (q, true), (q, false), o)?;
+    multiply(gpu, group, group.solver, (a, false), (q, false), image)?;
+    let (limit, rung) = (group.solver.basis_tolerance(), i32::from(group.solver != group.statistic));
+    let (spectra, infos, scales) = (scratch.spectra, scratch.infos, scratch.scales);
+    launch!(kernels.verify[e], per_factor, stream, tasks, n, a, q, o, image, spectra, infos, scales, limit)?;
+    launch!(kernels.adopt[s][e], per_tile, stream, tasks, n, q, spectra, scales, rung)
+}
+
+/// Writes the records of all factors into the state, and stages those that pending refreshes choose from.
+pub(super) fn store_records(gpu: &mut Gpu, records: &[FactorRecord], pending: &[Pending]) -> Result<()> {
+    let staged = gpu.incoming_head() + gpu.plan.head_bytes;
+    for (factor, record) in gpu.plan.factors.iter().zip(records) {
+        let block = &gpu.plan.blocks[factor.block];
+        let array = gpu.plan.arrays[gpu.plan.stacks[block.stack].arrays.start + 1].offset;
+        let place = array + (block.place * block.dims.len() + factor.axis) * size_of::<FactorRecord>();
+        let bytes = bytemuck::bytes_of(record);
+        // SAFETY: pinned memory has room for a second head. What it held before has been copied: the host has
+        // waited for the device since.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                bytes.as_ptr(),
+                gpu.incoming.data().add(staged + place),
+                bytes.len(),
+            )
+        };
+    }
+    for (offset, address, bytes) in gpu.head(&[Content::Record]) {
+        // SAFETY: as above; the records of the state.
+        unsafe { driver::upload(address, gpu.incoming.data().add(staged + offset), bytes, gpu.stream)? };
+    }
+    if pending.is_empty() {
+        return Ok(());
+    }
+    let choices: Vec<Choice> = pending
+        .iter()
+        .map(|pending| {
+            let block = &gpu.plan.blocks[gpu.plan.factors[pending.factor].block];
+            Choice {
+                record: gpu.record(pending.factor),
+                renewal: gpu.renewal(pending.factor),
+                info: gpu.infos + 4 * gpu.layout.row(block) as u64,
+                success: pending.success,
+                failure: pending.failure,
+            }
+        })
+        .collect();
+    let bytes: &[u8] = bytemuck::cast_slice(&choices);
+    let first = 4 * gpu.plan.factors.len() * size_of::<Task>();
+    // SAFETY: the pinned list has room for a choice per factor, and as above.
+    unsafe {
+        let staged = gpu.outgoing.data().add(first);
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), staged, bytes.len());
+        driver::upload(gpu.table(gpu.layout.tables.choices), staged, bytes.len(), gpu.stream)
+    }
+}
+
+/// Forms inverse roots, and chooses the records of pending refreshes.
+pub(super) fn redamp(gpu: &mut Gpu, orders: &[RedampOrder]) -> Result<()> {
+    let choices = gpu.table(gpu.layout.tables.choices);
+    let tasks: Vec<Task> = orders
+        .iter()
+        .map(|order| {
+            let mut flags = if order.adopt_diagonal { task::ADOPT_DIAGONAL } else { 0 };
+            flags |= if order.pending.is_some() { task::AFTER_REFRESH } else { 0 };
+            let choice = |(number, _): (usize, f64)| choices + (number * size_of::<Choice>()) as u64;
+            Task {
+                epsilon: order.epsilon,
+                fallback: order.pending.map_or(order.epsilon, |(_, fallback)| fallback),
+                flags,
+                report: gpu.renewal(order.factor),
+                choice: order.pending.map_or(0, choice),
+                ..gpu.task(order.factor, None)
+            }
+        })
+        .collect();
+    let list = gpu.send_tasks(List::Redamp, &tasks)?;
+    let factors: Vec<usize> = orders.iter().map(|order| order.factor).collect();
+    for group in gpu.groups(&factors, |_| None) {
+        let (scratch, tasks) = (gpu.scratch(&group), first_task(list, &group));
+        let [b, product, ..] = scratch.matrices;
+        let (s, w, n) = (index(group.statistic), index(group.work), group.n as u32);
+        let per_tile = by_tile(&group);
+        launch!(gpu.kernels.damp[s], by_factor(&group), gpu.stream, tasks, n, scratch.weights)?;
+        launch!(gpu.kernels.weigh[s], per_tile, gpu.stream, tasks, n, scratch.weights, b)?;
+        multiply(gpu, &group, group.statistic, (b, false), (b, true), product)?;
+        launch!(gpu.kernels.root[s][w], per_tile, gpu.stream, tasks, n, product)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,150 @@
+//! The kernels that the library carries, loaded once per device and shared by all its optimizers.
+
+use super::cuda::driver::{Device, Function, Module};
+use super::cuda::probe;
+use crate::error::Result;
+use crate::tensor::Precision;
+use parking_lot::Mutex;
+use std::sync::{Arc, Weak};
+
+/// The PTX, made ahead of time by kernels/build.py.
+const PTX: &str = include_str!("kernels/foam.ptx");
+
+/// Kernels of one name, by precision.
+pub type ByPrecision = [Function; 2];
+
+/// The row or column of a precision.
+pub fn index(precision: Precision) -> usize {
+    match precision {
+        Precision::F32 => 0,
+        Precision::F64 => 1,
+    }
+}
+
+/// A device with its kernels.
+pub struct Kernels {
+    /// Carries the sites to the device.
+    pub post: Function,
+    /// Writes the sites of blocks that lie one behind the other.
+    pub place: Function,
+    /// Orders for clocks that have advanced already.
+    pub resume: Function,
+    /// A joint step begins.
+    pub begin: Function,
+    /// Is the step taken?
+    pub judge: Function,
+    /// The host has read the gate.
+    pub acknowledge: Function,
+    /// Squared norms of blocks.
+    pub total: Function,
+    /// Clocks go on.
+    pub tick: Function,
+    /// Lengths of directions.
+    pub length: Function,
+    /// Squared norms of chunks.
+    pub inspect: ByPrecision,
+    /// The gradient for the statistics.
+    pub gather: ByPrecision,
+    /// Statistics back to scale.
+    pub rescale: ByPrecision,
+    /// Unfolding along a middle axis.
+    pub unfold: ByPrecision,
+    /// Filter and grafting.
+    pub filter: ByPrecision,
+    /// Squared lengths of directions, by chunk.
+    pub norm: ByPrecision,
+    /// The parameter.
+    pub update: ByPrecision,
+    /// The unit of a statistic.
+    pub peak: ByPrecision,
+    /// RC, α, residual.
+    pub drift: ByPrecision,
+    /// Whether a decomposition is believed.
+    pub verify: ByPrecision,
+    /// A fault on purpose.
+    pub spoil: ByPrecision,
+    /// Ends of a spectrum.
+    pub bounds: ByPrecision,
+    /// Weights of a damped spectrum.
+    pub damp: ByPrecision,
+    /// Weighs a basis.
+    pub weigh: ByPrecision,
+    /// The statistic, whole: by its precision, then by the one of the solver.
+    pub fetch: [ByPrecision; 2],
+    /// Takes over a basis: as `fetch`.
+    pub adopt: [ByPrecision; 2],
+    /// The inverse root: by the precision of the statistics, then by the one of the work.
+    pub root: [ByPrecision; 2],
+    /// The device.
+    pub device: Arc<Device>,
+    /// The code; goes after the functions.
+    _module: Module,
+}
+
+static OPEN: Mutex<Vec<Weak<Kernels>>> = Mutex::new(Vec::new());
+
+impl Kernels {
+    /// The kernels of device number `ordinal`: those in use, or new ones.
+    pub fn open(ordinal: i32) -> Result<Arc<Kernels>> {
+        probe::require().map_err(|mut cause| {
+            cause.message = format!("device = cuda:{ordinal}: {}", cause.message);
+            cause
+        })?;
+        let mut open = OPEN.lock();
+        open.retain(|kernels| kernels.strong_count() > 0);
+        let same = |kernels: &Arc<Kernels>| kernels.device.ordinal() == ordinal;
+        if let Some(kernels) = open.iter().filter_map(Weak::upgrade).find(same) {
+            return Ok(kernels);
+        }
+        let device = Device::open(ordinal, probe::device_count()?)?;
+        let kernels = Arc::new(Kernels::load(&device)?);
+        open.push(Arc::downgrade(&kernels));
+        Ok(kernels)
+    }
+
+    fn load(device: &Arc<Device>) -> Result<Kernels> {
+        let _current = device.enter()?;
+        let module = Module::load(device, PTX)?;
+        let one = |name: &str| module.function(&format!("foam_{name}"));
+        let both = |name: &str| -> Result<ByPrecision> {
+            Ok([one(&format!("{name}_f32"))?, one(&format!("{name}_f64"))?])
+        };
+        let widened = |name: &str| -> Result<[ByPrecision; 2]> {
+            let double = one(&format!("{name}_f64_f64"))?;
+            Ok([[one(&format!("{name}_f32_f32"))?, one(&format!("{name}_f32_f64"))?], [double, double]])
+        };
+        let root = |s: &str| -> Result<ByPrecision> {
+            Ok([one(&format!("root_{s}_f32"))?, one(&format!("root_{s}_f64"))?])
+        };
+        Ok(Kernels {
+            post: one("post")?,
+            place: one("place")?,
+            resume: one("resume")?,
+            begin: one("begin")?,
+            judge: one("judge")?,
+            acknowledge: one("acknowledge")?,
+            total: one("total")?,
+            tick: one("tick")?,
+            length: one("length")?,
+            inspect: both("inspect")?,
+            gather: both("gather")?,
+            rescale: both("rescale")?,
+            unfold: both("unfold")?,
+            filter: both("filter")?,
+            norm: both("norm")?,
+            update: both("update")?,
+            peak: both("peak")?,
+            drift: both("drift")?,
+            verify: both("verify")?,
+            spoil: both("spoil")?,
+            bounds: both("bounds")?,
+            damp: both("damp")?,
+            weigh: both("weigh")?,
+            fetch: widened("fetch")?,
+            adopt: widened("adopt")?,
+            root: [root("f32")?, root("f64")?],
+            device: device.clone(),
+            _module: module,
+        })
+    }
+}

@@ -1,0 +1,183 @@
+// Generated from ../tables.rs by its test: do not edit. Constants and structs that host and kernels share.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define THREADS 256
+#define MAX_ORDER 8
+#define POSTED 64
+#define NONE 2147483647
+#define RECORD_WORDS 50
+#define GAUGE_EPSILON 0
+#define GAUGE_NOISE_FLOOR 7
+#define GAUGE_EIGENVALUE_MIN 8
+#define GAUGE_EIGENVALUE_MAX 9
+#define INFO_IDLE 1
+#define INFO_NOT_FINITE 2
+#define INFO_LEFT_OUT 4
+#define INFO_FELL_BACK 8
+#define RUNG_CHOSEN 0
+#define RUNG_DOUBLE 1
+#define RUNG_STALE 3
+#define F32 0
+#define F64 1
+#define F16 2
+#define BF16 3
+#define TASK_HAS_BASIS 1
+#define TASK_ADOPT_DIAGONAL 2
+#define TASK_AFTER_REFRESH 4
+#define TASK_SEARCH 8
+#define TASK_SPOIL 16
+#define TASK_FAIL 32
+#define TASK_KEEP_DIAGONAL 64
+#define TASK_SHIFT 128
+#define TASK_GIVEN_EPSILON 256
+#define TASK_NOISE 512
+#define LEAST_WEIGHT 0.0625
+#define TINY_NORM 1e-16
+#define SEARCH_RATIO 1.01
+
+struct Clock {
+    u64 step;
+    double weight;
+};
+
+struct Rules {
+    double beta1;
+    double beta2;
+    double log_beta1;
+    double log_beta2;
+    double moment_keep;
+    double moment_take;
+    double log_moment;
+    double moment_epsilon;
+    double momentum;
+    double momentum_take;
+    double scale;
+    double grad_scale;
+    double largest;
+    int grafts;
+    int normalized;
+    int nadam;
+    int nesterov;
+    int decoupled;
+    int filter_correction;
+    int statistic_correction;
+    int moment_correction;
+};
+
+struct Site {
+    u64 param;
+    u64 grad;
+    double lr_scale;
+    double decay;
+    int grad_dtype;
+    int active;
+};
+
+struct Order {
+    double gain_root;
+    double decay;
+    double filter;
+    double moment;
+    double normalize;
+    double length;
+    int active;
+    int reserved;
+};
+
+struct Gate {
+    int bad;
+    int open;
+    int closed;
+    int param;
+    u64 calls;
+    u64 refused;
+    u64 call;
+    u64 left_out;
+};
+
+struct Stack {
+    int count;
+    int order;
+    int chunks;
+    int factors;
+    u32 elements;
+    u32 chunk;
+    int param_dtype;
+    int contiguous;
+    int update_dtype;
+    int wide;
+    u32 dims[MAX_ORDER];
+    u64 strides[MAX_ORDER];
+    u64 statistics[MAX_ORDER];
+    u64 roots[MAX_ORDER];
+    Site *sites;
+    const int *params;
+    Clock *clocks;
+    Order *orders;
+    double *partials;
+    double *squares;
+    int *info;
+    void *filter;
+    void *moment;
+    void *momentum;
+    void *work;
+    void *update;
+};
+
+struct Task {
+    u64 statistic;
+    u64 basis;
+    u64 spectrum;
+    u64 inverse_root;
+    u64 diagonal;
+    const Clock *clock;
+    const double *record;
+    double exponent;
+    double epsilon;
+    double fallback;
+    double low;
+    double high;
+    double target;
+    double log_beta2;
+    u64 report;
+    u64 choice;
+    int flags;
+    int correct;
+};
+
+struct Drift {
+    double relative_change;
+    double alpha;
+    double residual;
+    double epsilon;
+    double proxy;
+};
+
+struct Renewal {
+    double least;
+    double most;
+    double noise;
+    int rung;
+    int fresh;
+};
+
+struct Choice {
+    u32 *record;
+    const Renewal *renewal;
+    int *info;
+    u32 success[RECORD_WORDS];
+    u32 failure[RECORD_WORDS];
+};
+
+struct Scale {
+    double unit;
+    double size;
+    int finite;
+    int sound;
+    double shift;
+};

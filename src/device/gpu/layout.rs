@@ -1,0 +1,276 @@
+//! Equal blocks are batched, so that one launch or one batched call serves all of them. Here is which block lies
+//! where, and where the device keeps its tables; fixed at creation.
+
+use super::driver::ALIGNMENT;
+use super::tables::{Choice, Drift, Gate, MAX_ORDER, Order, Renewal, Scale, Site, Task};
+use crate::engine::plan::{BlockPlan, FactorPlan, Plan};
+use crate::error::{Error, Kind, Result};
+use crate::tensor::{DType, Precision};
+use std::ops::Range;
+
+/// Elements of one chunk of an elementwise pass.
+pub const CHUNK: usize = 4096;
+/// Blocks of one batch, or factors of one group: a launch has at most 65535 along its second axis.
+pub const MOST_BLOCKS: usize = 32768;
+/// Workspace that the factors of a check may fill at once, unless a single one needs more.
+const CHECK_BYTES: usize = 64 << 20;
+
+/// Consecutive blocks of one stack, which one launch works on.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// The stack.
+    pub stack: usize,
+    /// Places in it.
+    pub places: Range<usize>,
+    /// Its first block in the plan, which stands for all.
+    pub block: usize,
+    /// Its first row, counted over all stacks.
+    pub first: usize,
+    /// Sizes of a block's axes.
+    pub dims: Vec<usize>,
+    /// Strides in the parameter.
+    pub strides: Vec<usize>,
+    /// Elements of a block.
+    pub elements: usize,
+    /// Type of the parameters.
+    pub dtype: DType,
+    /// Precision of the work.
+    pub work: Precision,
+    /// Precision of the statistics.
+    pub statistic: Precision,
+    /// Whether the blocks have factors.
+    pub preconditioned: bool,
+}
+
+impl Batch {
+    /// Blocks.
+    pub fn count(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Chunks of a block.
+    pub fn chunks(&self) -> usize {
+        self.elements.div_ceil(CHUNK)
+    }
+
+    /// A block is one run in its parameter.
+    pub fn is_contiguous(&self) -> bool {
+        (1..self.dims.len()).all(|a| self.strides[a - 1] == self.strides[a] * self.dims[a])
+            && self.strides.last() == Some(&1)
+    }
+
+    /// Bytes of workspace of a step: the gradient for the statistics (and its unfolding), or the two halves
+    /// that the products go back and forth between.
+    fn work_bytes(&self) -> usize {
+        let (s, w) = (self.statistic.size(), self.work.size());
+        let middle = self.dims.len() > 2;
+        self.count() * self.elements * if middle { 2 * s.max(w) } else { s.max(2 * w) }
+    }
+}
+
+/// Sections of the device's tables, as byte offsets.
+#[derive(Clone, Debug, Default)]
+pub struct Sections {
+    /// The gate; with the infos and the answers behind it, it is what the host reads back.
+    pub gate: usize,
+    /// Infos, by row.
+    pub infos: usize,
+    /// Answers of `sense`, by order.
+    pub drifts: usize,
+    /// End of what the host reads back.
+    pub readback: usize,
+    /// Answers of `refresh`, by factor.
+    pub renewals: usize,
+    /// Sites, by row.
+    pub sites: usize,
+    /// Parameter numbers, by row.
+    pub params: usize,
+    /// Orders, by row.
+    pub orders: usize,
+    /// ‖G‖², by row.
+    pub squares: usize,
+    /// Tasks: four lists, each of as many as there are factors.
+    pub tasks: usize,
+    /// Records that depend on refreshes.
+    pub choices: usize,
+    /// Sensed diagonals.
+    pub diagonals: usize,
+    /// Partial sums.
+    pub partials: usize,
+    /// All.
+    pub bytes: usize,
+}
+
+/// The whole layout.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    /// The batches.
+    pub batches: Vec<Batch>,
+    /// First row of each stack.
+    pub first_rows: Vec<usize>,
+    /// The tables.
+    pub tables: Sections,
+    /// Offset of each factor's sensed diagonal, in numbers.
+    pub diagonals: Vec<usize>,
+    /// First partial sum of each batch, in numbers.
+    pub partials: Vec<usize>,
+    /// Bytes of workspace.
+    pub work_bytes: usize,
+}
+
+fn aligned(bytes: usize) -> usize {
+    bytes.next_multiple_of(ALIGNMENT)
+}
+
+impl Layout {
+    /// The layout of `plan`.
+    pub fn new(plan: &Plan, keeps_diagonals: bool) -> Result<Layout> {
+        for block in &plan.blocks {
+            refuse_shape(block, &plan.params[block.param].spec.name).map_err(|e| e.at(block.param))?;
+        }
+        let (mut batches, mut first_rows) = (Vec::new(), Vec::new());
+        let mut first = 0;
+        for (stack, own) in plan.stacks.iter().enumerate() {
+            first_rows.push(first);
+            for start in (0..own.blocks.len()).step_by(MOST_BLOCKS) {
+                let places = start..(start + MOST_BLOCKS).min(own.blocks.len());
+                let block = own.blocks[start];
+                let (blocked, param) = (&plan.blocks[block], &plan.params[plan.blocks[block].param]);
+                batches.push(Batch {
+                    stack,
+                    block,
+                    first: first + start,
+                    dims: blocked.dims.clone(),
+                    strides: blocked.strides.clone(),
+                    elements: blocked.elements,
+                    dtype: param.spec.dtype,
+                    work: param.work,
+                    statistic: param.statistic,
+                    preconditioned: !blocked.factors.is_empty(),
+                    places,
+                });
+            }
+            first += own.blocks.len();
+        }
+        let mut diagonals = Vec::with_capacity(plan.factors.len());
+        let mut kept = 0;
+        for factor in &plan.factors {
+            diagonals.push(kept);
+            kept += if keeps_diagonals { factor.dim } else { 0 };
+        }
+        let mut partials = Vec::with_capacity(batches.len());
+        let mut sums = 0;
+        for batch in &batches {
+            partials.push(sums);
+            sums += 2 * batch.chunks() * batch.count();
+        }
+        let tables = place_tables(plan.blocks.len(), plan.factors.len(), kept, sums);
+        let step = batches.iter().map(Batch::work_bytes).max().unwrap_or(0);
+        let work_bytes = step.max(check_bytes(plan));
+        Ok(Layout { batches, first_rows, tables, diagonals, partials, work_bytes })
+    }
+
+    /// The row of a block.
+    pub fn row(&self, block: &BlockPlan) -> usize {
+        self.first_rows[block.stack] + block.place
+    }
+}
+
+fn refuse_shape(block: &BlockPlan, name: &str) -> Result<()> {
+    let refuse = |problem: String| {
+        Err(Error::new(Kind::Unsupported, format!("parameter '{name}' on a CUDA device: {problem}")))
+    };
+    if block.dims.len() > MAX_ORDER {
+        return refuse(format!(
+            "a block has {} axes: expected at most {MAX_ORDER} (merge_dims = true merges them)",
+            block.dims.len()
+        ));
+    }
+    if block.elements >= 1 << 31 {
+        return refuse(format!("a block has {} elements: expected fewer than 2^31", block.elements));
+    }
+    Ok(())
+}
+
+fn place_tables(blocks: usize, factors: usize, diagonals: usize, partials: usize) -> Sections {
+    let mut end = 0;
+    let mut section = |bytes: usize| {
+        let at = end;
+        end = aligned(end + bytes);
+        at
+    };
+    let gate = section(size_of::<Gate>());
+    let infos = section(blocks * 4);
+    let drifts = section(factors * size_of::<Drift>());
+    let readback = drifts + factors * size_of::<Drift>();
+    let renewals = section(factors * size_of::<Renewal>());
+    let sites = section(blocks * size_of::<Site>());
+    let params = section(blocks * 4);
+    let orders = section(blocks * size_of::<Order>());
+    let squares = section(blocks * 8);
+    let tasks = section(4 * factors * size_of::<Task>());
+    let choices = section(factors * size_of::<Choice>());
+    let diagonals = section(diagonals * 8);
+    let partials = section(partials * 8);
+    Sections {
+        gate,
+        infos,
+        drifts,
+        readback,
+        renewals,
+        sites,
+        params,
+        orders,
+        squares,
+        tasks,
+        choices,
+        diagonals,
+        partials,
+        bytes: end,
+    }
+}
+
+/// Where the matrices and vectors of a group of factors lie in the workspace.
+#[derive(Clone, Copy, Debug)]
+pub struct Scratch {
+    /// Four lists of matrices.
+    pub matrices: [u64; 4],
+    /// Spectra.
+    pub spectra: u64,
+    /// Weights, in double precision.
+    pub weights: u64,
+    /// What a refresh keeps between its kernels.
+    pub scales: u64,
+    /// The solver's answers.
+    pub infos: u64,
+}
+
+impl Scratch {
+    /// For `count` factors of side `n` with numbers of `size` bytes, from address `at` on; and its end.
+    pub fn new(at: u64, n: usize, size: usize, count: usize) -> (Scratch, u64) {
+        let mut end = at as usize;
+        let mut section = |bytes: usize| {
+            let here = end;
+            end = aligned(end + bytes);
+            here as u64
+        };
+        let matrices = [(); 4].map(|()| section(count * n * n * size));
+        let (spectra, weights) = (section(count * n * size), section(count * n * 8));
+        let (scales, infos) = (section(count * size_of::<Scale>()), section(count * 4));
+        (Scratch { matrices, spectra, weights, scales, infos }, end as u64)
+    }
+
+    /// Bytes of such a scratch.
+    pub fn bytes(n: usize, size: usize, count: usize) -> usize {
+        Scratch::new(0, n, size, count).1 as usize
+    }
+}
+
+/// Enough for the largest factor alone, and for all of them at once up to a limit.
+fn check_bytes(plan: &Plan) -> usize {
+    let need =
+        |factor: &FactorPlan| Scratch::bytes(factor.dim, plan.slots[factor.statistic].precision.size(), 1);
+    let all: usize = plan.factors.iter().map(need).sum();
+    let most = plan.factors.iter().map(need).max().unwrap_or(0);
+    most.max(all.min(CHECK_BYTES))
+}

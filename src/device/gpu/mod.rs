@@ -1,0 +1,597 @@
+//! A GPU: state on the device, work on the caller's stream. The verbs, tables and kernels are here; what is
+//! NVIDIA's (driver, cuBLAS, cuSOLVER, found at run time) is in [`cuda`].
+//!
+//! A plain step only puts work on the stream. A gradient that is not finite is held back by the device itself (the
+//! gate), and the host learns of it when it waits anyway: at a check, or when it is asked for statistics. Equal
+//! blocks are batched, so that launches do not grow with their number.
+
+pub mod cuda;
+mod factor;
+mod kernels;
+mod layout;
+mod step;
+mod tables;
+
+use super::{
+    Binding, Device, Footprint, Inspection, Pending, Readback, RedampOrder, RefreshOrder, Refreshed, Rows,
+    SenseOrder, Site, Sites,
+};
+use crate::engine::plan::{Content, Plan, SlotId};
+use crate::engine::rules::{Clock, Rules};
+use crate::error::{Error, Kind, Result};
+use crate::memory::Allocator;
+use crate::preconditioner::FactorRecord;
+use crate::tensor::Precision;
+use bytemuck::Zeroable;
+use cuda::driver::{self, ALIGNMENT, Event, Memory, Pinned, RawStream, Stream};
+use cuda::linear::{BLAS_WORKSPACE, Linear};
+use cuda::probe;
+use kernels::Kernels;
+use layout::{Layout, Scratch};
+use std::sync::Arc;
+use tables::{Choice, Gate, NONE, Task};
+
+/// A GPU.
+pub struct Gpu {
+    plan: Arc<Plan>,
+    layout: Layout,
+    linear: Linear,
+    /// Where memory of its own comes from; none on a borrowed state.
+    allocator: Option<Allocator>,
+    state: Option<Memory>,
+    tables: Memory,
+    work: Memory,
+    /// Bytes of workspace that a caller must give.
+    borrowed_bytes: usize,
+    /// Address of every array of the state; where results lie, and how their operands get there.
+    arrays: Vec<u64>,
+    write: Vec<u64>,
+    copies: Vec<(u64, u64, usize)>,
+    /// Address of the infos, by row, and of those that results go to.
+    infos: u64,
+    infos_out: u64,
+    /// The batches as the kernels see them.
+    batches: Vec<tables::Stack>,
+    /// The sites as last posted, and as this step wants them, by row.
+    sites: Vec<tables::Site>,
+    wanted: Vec<tables::Site>,
+    /// The blocks of a call on a stack.
+    rows: Option<Rows>,
+    /// Whether all blocks take part or none.
+    joint: bool,
+    /// After a refused joint step, none is taken until the engine says so.
+    strict: bool,
+    /// The clocks of this call have advanced, and the orders of its blocks are worked out.
+    ticked: bool,
+    /// Whether the blocks of each batch may have inverse roots in this step.
+    preconditioned: Vec<bool>,
+    /// How many factors were sensed since the last readback.
+    sensed: usize,
+    /// What comes back to the host, and behind it records on their way out.
+    incoming: Pinned,
+    /// Tasks and choices on their way to the device.
+    outgoing: Pinned,
+    /// The stream of the call under way, and whether it records a graph.
+    stream: RawStream,
+    capturing: bool,
+    in_call: bool,
+    /// The stream that the libraries follow.
+    followed: Option<RawStream>,
+    /// There is work that the host has not waited for.
+    dirty: bool,
+    /// The next step opens a closed gate.
+    reopen: bool,
+    /// Everything up to here has been put on a stream; whether it was ever recorded.
+    ready: Event,
+    is_ready: bool,
+    own: Stream,
+    kernels: Arc<Kernels>,
+}
+
+// SAFETY: handles and addresses with an owner; one call at a time uses them.
+unsafe impl Send for Gpu {}
+
+impl Gpu {
+    /// Device number `ordinal` for `plan`. Without an allocator it works on a borrowed state and workspace.
+    pub fn new(
+        plan: Arc<Plan>,
+        ordinal: i32,
+        keeps_diagonals: bool,
+        allocator: Option<Allocator>,
+    ) -> Result<Gpu> {
+        let kernels = Kernels::open(ordinal)?;
+        let _current = kernels.device.enter()?;
+        let device = &kernels.device;
+        let mut layout = Layout::new(&plan, keeps_diagonals)?;
+        let factors = plan.factors.len();
+        let (tables, work) = match allocator {
+            Some(allocator) => (
+                Memory::new(device, layout.tables.bytes, allocator, "the optimizer's tables")?,
+                Memory::new(device, layout.work_bytes, allocator, "the workspace")?,
+            ),
+            None => {
+                // A refresh in double precision must find room, too.
+                let wide = plan.factors.iter().map(|f| Scratch::bytes(f.dim, 8, 1)).max().unwrap_or(0);
+                layout.work_bytes = layout.work_bytes.max(wide).next_multiple_of(ALIGNMENT);
+                (Memory::borrowed(device, 0, 0), Memory::borrowed(device, 0, layout.work_bytes))
+            }
+        };
+        let incoming = Pinned::new(device, layout.tables.readback.next_multiple_of(8) + 2 * plan.head_bytes)?;
+        let outgoing = Pinned::new(device, factors * (4 * size_of::<Task>() + size_of::<Choice>()))?;
+        let linear = Linear::new(device, allocator, probe::has_batched_solver())?;
+        let (own, ready) = (Stream::new(device)?, Event::new(device)?);
+        let rows = plan.blocks.len();
+        let mut made = Gpu {
+            arrays: vec![0; plan.arrays.len()],
+            write: vec![0; plan.arrays.len()],
+            copies: Vec::new(),
+            infos: 0,
+            infos_out: 0,
+            batches: Vec::new(),
+            sites: vec![tables::Site::zeroed(); rows],
+            wanted: vec![tables::Site::zeroed(); rows],
+            rows: None,
+            joint: false,
+            strict: false,
+            ticked: false,
+            preconditioned: vec![false; layout.batches.len()],
+            sensed: 0,
+            stream: std::ptr::null_mut(),
+            capturing: false,
+            in_call: false,
+            followed: None,
+            dirty: false,
+            reopen: false,
+            is_ready: false,
+            borrowed_bytes: 0,
+            state: None,
+            kernels: kernels.clone(),
+            plan,
+            layout,
+            linear,
+            allocator,
+            tables,
+            work,
+            incoming,
+            outgoing,
+            ready,
+            own,
+        };
+        match allocator {
+            Some(_) => {
+                made.clear_tables()?;
+                made.reserve_solver()?;
+            }
+            None => {
+                let tables = made.layout.tables.bytes.next_multiple_of(ALIGNMENT);
+                let solver = made.solver_bytes()?;
+                made.borrowed_bytes = tables + made.layout.work_bytes + BLAS_WORKSPACE + solver + ALIGNMENT;
+            }
+        }
+        Ok(made)
+    }
+
+    /// The tables as they are before the first step.
+    fn clear_tables(&mut self) -> Result<()> {
+        self.tables.clear(self.own.raw())?;
+        let gate = Gate { bad: NONE, param: NONE, ..Gate::zeroed() };
+        let blocks = self.plan.stacks.iter().flat_map(|stack| &stack.blocks);
+        let params: Vec<i32> = blocks.map(|block| self.plan.blocks[*block].param as i32).collect();
+        self.send(self.table(self.layout.tables.gate), bytemuck::bytes_of(&gate))?;
+        self.send(self.table(self.layout.tables.params), bytemuck::cast_slice(&params))?;
+        self.mark(self.own.raw())
+    }
+
+    /// The address of a section of the tables.
+    fn table(&self, section: usize) -> u64 {
+        self.tables.address() + section as u64
+    }
+
+    /// The gate of a joint step; 0 for a call on a stack.
+    fn gate(&self) -> u64 {
+        if self.joint { self.table(self.layout.tables.gate) } else { 0 }
+    }
+
+    /// The address of a slot.
+    fn slot(&self, slot: SlotId) -> u64 {
+        let (array, offset) = self.plan.place_of(slot);
+        match self.arrays[array] {
+            0 => 0,
+            base => base + offset as u64,
+        }
+    }
+
+    /// The address of a block's clock.
+    fn clock(&self, block: usize) -> u64 {
+        let plan = &self.plan.blocks[block];
+        let array = self.plan.stacks[plan.stack].arrays.start;
+        self.arrays[array] + (plan.place * size_of::<Clock>()) as u64
+    }
+
+    /// The address of a factor's record.
+    fn record(&self, factor: usize) -> u64 {
+        let plan = &self.plan.factors[factor];
+        let block = &self.plan.blocks[plan.block];
+        let array = self.plan.stacks[block.stack].arrays.start + 1;
+        let place = block.place * block.dims.len() + plan.axis;
+        self.arrays[array] + (place * size_of::<FactorRecord>()) as u64
+    }
+
+    /// Copies to the device on our own stream, and waits.
+    fn send(&self, target: u64, bytes: &[u8]) -> Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the bytes stay until the wait is over; the target is a table or an array of the state.
+        unsafe { driver::upload(target, bytes.as_ptr(), bytes.len(), self.own.raw())? };
+        driver::wait_for(self.own.raw())
+    }
+
+    /// What has been put on `stream` comes before whatever follows on another.
+    fn mark(&mut self, stream: RawStream) -> Result<()> {
+        self.is_ready = true;
+        self.ready.record(stream)
+    }
+
+    /// Our own stream comes after everything so far.
+    fn join_own(&mut self) -> Result<()> {
+        if self.is_ready { self.ready.before(self.own.raw()) } else { Ok(()) }
+    }
+
+    /// Where the clocks and records of the state lie: offset in the plan's head, address, bytes; those that are
+    /// neighbours on both sides as one.
+    fn head(&self, wanted: &[Content]) -> Vec<(usize, u64, usize)> {
+        let mut spans: Vec<(usize, u64, usize)> = Vec::new();
+        for content in wanted {
+            for stack in 0..self.plan.stacks.len() {
+                let Some(array) = self.plan.array(stack, *content) else { continue };
+                let (extent, address) = (self.plan.arrays[array], self.arrays[array]);
+                if address == 0 {
+                    continue;
+                }
+                match spans.last_mut() {
+                    Some((offset, at, bytes))
+                        if *offset + *bytes == extent.offset && *at + *bytes as u64 == address =>
+                    {
+                        *bytes += extent.bytes;
+                    }
+                    _ => spans.push((extent.offset, address, extent.bytes)),
+                }
+            }
+        }
+        spans
+    }
+
+    /// Where the head begins in what comes back to the host.
+    fn incoming_head(&self) -> usize {
+        self.layout.tables.readback.next_multiple_of(8)
+    }
+
+    /// Brings what the host has to know to pinned memory on `stream`, and waits. The one wait of a check.
+    fn fetch(&mut self, stream: RawStream) -> Result<()> {
+        let (sections, head) = (&self.layout.tables, self.incoming_head());
+        let data = self.incoming.data();
+        let mut parts = Vec::new();
+        if self.infos == self.table(sections.infos) {
+            parts.push((0, self.tables.address(), sections.readback));
+        } else {
+            parts.push((sections.infos, self.infos, self.plan.blocks.len() * 4));
+            let drifts = self.sensed * size_of::<tables::Drift>();
+            parts.push((sections.drifts, self.table(sections.drifts), drifts));
+        }
+        let spans = self.head(&[Content::Clock, Content::Record]);
+        parts.extend(spans.into_iter().map(|(offset, address, bytes)| (head + offset, address, bytes)));
+        for (place, address, bytes) in parts.into_iter().filter(|(_, _, bytes)| *bytes > 0) {
+            // SAFETY: pinned memory of that size, which nobody touches until the wait is over.
+            unsafe { driver::download(data.add(place), address, bytes, stream)? };
+        }
+        driver::wait_for(stream)
+    }
+
+    fn told<T: bytemuck::Pod>(&self, at: usize) -> T {
+        bytemuck::pod_read_unaligned(&self.incoming.bytes()[at..at + size_of::<T>()])
+    }
+
+    /// Makes the values of what was fetched.
+    fn decode(&mut self, into: &mut Readback) {
+        let (plan, sections, head) = (&self.plan, &self.layout.tables, self.incoming_head());
+        into.clocks.clear();
+        into.infos.clear();
+        for block in &plan.blocks {
+            let clocks = plan.arrays[plan.stacks[block.stack].arrays.start].offset;
+            into.clocks.push(self.told(head + clocks + block.place * size_of::<Clock>()));
+            into.infos.push(self.told(sections.infos + 4 * self.layout.row(block)));
+        }
+        into.records.clear();
+        for factor in &plan.factors {
+            let block = &plan.blocks[factor.block];
+            let records = plan.arrays[plan.stacks[block.stack].arrays.start + 1].offset;
+            let place = block.place * block.dims.len() + factor.axis;
+            into.records.push(self.told(head + records + place * size_of::<FactorRecord>()));
+        }
+        into.sensed.clear();
+        for number in 0..self.sensed {
+            let drift: tables::Drift = self.told(sections.drifts + number * size_of::<tables::Drift>());
+            into.sensed.push(factor::sensed(&drift));
+        }
+        (into.refused, into.refused_now, into.offender, into.left_out) = (0, false, None, 0);
+        if self.joint {
+            let gate: Gate = self.told(sections.gate);
+            into.refused = gate.refused;
+            into.refused_now = gate.open == 0;
+            into.offender = usize::try_from(gate.param).ok().filter(|_| gate.param != NONE);
+            into.left_out = gate.left_out;
+        }
+    }
+
+    /// Bytes that the solver needs for any group of factors, in either precision.
+    fn solver_bytes(&self) -> Result<usize> {
+        let factors = self.by_side();
+        let mut most = 0;
+        for precision in [None, Some(Precision::F64)] {
+            for group in self.groups(&factors, |_| precision) {
+                most = most.max(self.linear.needs(&factor::batch(&self.scratch(&group), &group))?.0);
+            }
+        }
+        Ok(most.next_multiple_of(ALIGNMENT))
+    }
+
+    /// Takes the workspace of a caller: tables, the blocks' workspace, and the rest for the libraries.
+    fn take_workspace(&mut self, (start, bytes): (u64, usize)) -> Result<()> {
+        let device = self.kernels.device.clone();
+        let at = start.next_multiple_of(ALIGNMENT as u64);
+        let tables = self.layout.tables.bytes.next_multiple_of(ALIGNMENT);
+        let fixed = tables + self.layout.work_bytes + (at - start) as usize;
+        let Some(rest) = bytes.checked_sub(fixed) else {
+            return Err(Error::invalid(format!(
+                "the workspace has {bytes} bytes; expected more than {fixed}"
+            )));
+        };
+        self.tables = Memory::borrowed(&device, at, tables);
+        self.work = Memory::borrowed(&device, at + tables as u64, self.layout.work_bytes);
+        self.linear.borrow(at + (tables + self.layout.work_bytes) as u64, rest);
+        self.followed = None;
+        Ok(())
+    }
+}
+
+impl Device for Gpu {
+    fn is_synchronous(&self) -> bool {
+        false
+    }
+
+    fn allocate_state(&mut self, bytes: usize) -> Result<u64> {
+        let Some(allocator) = self.allocator else {
+            return Err(Error::invalid("this device works on a borrowed state"));
+        };
+        let kernels = self.kernels.clone();
+        let _current = kernels.device.enter()?;
+        let state = Memory::new(&kernels.device, bytes, allocator, "the optimizer's state")?;
+        state.clear(self.own.raw())?;
+        self.mark(self.own.raw())?;
+        let address = state.address();
+        self.state = Some(state);
+        Ok(address)
+    }
+
+    unsafe fn read(&mut self, from: u64, into: &mut [u8]) -> Result<()> {
+        let kernels = self.kernels.clone();
+        let _current = kernels.device.enter()?;
+        if into.is_empty() {
+            return Ok(());
+        }
+        self.join_own()?;
+        // SAFETY: the caller's contract, and nobody touches the bytes until the wait is over.
+        unsafe { driver::download(into.as_mut_ptr(), from, into.len(), self.own.raw())? };
+        driver::wait_for(self.own.raw())
+    }
+
+    unsafe fn write(&mut self, bytes: &[u8], to: u64) -> Result<()> {
+        let kernels = self.kernels.clone();
+        let _current = kernels.device.enter()?;
+        self.join_own()?;
+        self.send(to, bytes)?;
+        self.mark(self.own.raw())
+    }
+
+    unsafe fn clear(&mut self, at: u64, bytes: usize) -> Result<()> {
+        let kernels = self.kernels.clone();
+        let _current = kernels.device.enter()?;
+        self.join_own()?;
+        driver::fill(at, 0, bytes, self.own.raw())?;
+        driver::wait_for(self.own.raw())?;
+        self.mark(self.own.raw())
+    }
+
+    fn workspace_bytes(&self) -> usize {
+        self.borrowed_bytes
+    }
+
+    fn footprint(&self) -> Footprint {
+        Footprint {
+            state_host: 0,
+            state_device: self.state.as_ref().map_or(0, Memory::bytes),
+            workspace: self.work.bytes() + self.tables.bytes() + self.linear.bytes(),
+            threads: 1,
+        }
+    }
+
+    unsafe fn bind(&mut self, binding: &Binding) -> Result<()> {
+        let kernels = self.kernels.clone();
+        let _current = kernels.device.enter()?;
+        let stream: RawStream = binding.stream.cast();
+        let capturing = driver::is_capturing(stream)?;
+        if binding.waits && capturing {
+            return Err(Error::new(
+                Kind::Unsupported,
+                "this step is a check, which must wait for the device, but args.stream is being captured; expected graphs of plain steps only",
+            ));
+        }
+        if let Sites::Listed(sites) = binding.sites {
+            step::find_sites(self, sites)?;
+        }
+        if self.allocator.is_none() {
+            self.take_workspace(binding.workspace)?;
+        }
+        self.rows = match binding.sites {
+            Sites::Rows(rows) => Some(rows),
+            _ => None,
+        };
+        (self.stream, self.capturing, self.joint) = (stream, capturing, binding.joint);
+        (self.in_call, self.ticked, self.sensed, self.strict) = (true, false, 0, binding.strict);
+        let moved = self.allocator.is_none() || self.arrays != binding.read;
+        self.arrays.copy_from_slice(binding.read);
+        self.write.copy_from_slice(binding.write);
+        self.copies.clear();
+        self.copies.extend_from_slice(binding.copies);
+        let own = self.table(self.layout.tables.infos);
+        let (read, write) = binding.infos;
+        (self.infos, self.infos_out) = match (read, write) {
+            (0, 0) => (own, own),
+            (0, write) => (write, write),
+            (read, 0) => (read, own),
+            pair => pair,
+        };
+        if moved {
+            self.batches = self.views();
+        }
+        // While a graph is recorded, an event from outside must not enter it.
+        if self.is_ready && !capturing {
+            self.ready.before(stream)?;
+        }
+        if self.followed != Some(stream) {
+            self.linear.follow(stream)?;
+            self.followed = Some(stream);
+        }
+        Ok(())
+    }
+
+    fn carry(&mut self) -> Result<()> {
+        let kernels = self.kernels.clone();
+        let _current = kernels.device.enter()?;
+        for (from, to, bytes) in &self.copies {
+            // SAFETY: buffers of the call, of these sizes, which do not overlap.
+            unsafe { driver::copy(*to, *from, *bytes, self.stream)? };
+        }
+        self.arrays.copy_from_slice(&self.write);
+        self.infos = self.infos_out;
+        self.batches = self.views();
+        match self.rows {
+            Some(rows) if rows.grads.0 != 0 => step::place_rows(self, &rows),
+            _ => Ok(()),
+        }
+    }
+
+    fn inspect(&mut self, rules: &Rules) -> Result<Inspection> {
+        let kernels = self.kernels.clone();
+        let _current = kernels.device.enter()?;
+        self.dirty = true;
+        step::inspect(self, rules)?;
+        Ok(Inspection::Pending)
+    }
+
+    fn accumulate(&mut self, rules: &Rules) -> Result<()> {
+        let kernels = self.kernels.clone();
+        let _current = kernels.device.enter()?;
+        self.ticked = true;
+        step::accumulate(self, rules)
+    }
+
+    fn sense(&mut self, rules: &Rules, orders: &[SenseOrder]) -> Result<()> {
+        let kernels = self.kernels.clone();
+        let _current = kernels.device.enter()?;
+        self.sensed = orders.len();
+        factor::sense(self, rules, orders)
+    }
+
+    fn readback(&mut self, into: &mut Readback) -> Result<()> {
+        let kernels = self.kernels.clone();
+        let _current = kernels.device.enter()?;
+        let stream = if self.in_call {
+            self.stream
+        } else {
+            self.join_own()?;
+            self.own.raw()
+        };
+        self.fetch(stream)?;
+        self.dirty = false;
+        self.decode(into);
+        self.sensed = 0;
+        if self.joint && (into.refused > 0 || into.left_out > 0) {
+            step::acknowledge(self, stream)?;
+            if !self.in_call {
+                self.mark(stream)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn refresh(&mut self, rules: &Rules, orders: &[RefreshOrder]) -> Result<Option<Vec<Refreshed>>> {
+        let kernels = self.kernels.clone();
+        let _current = kernels.device.enter()?;
+        factor::refresh(self, rules, orders)?;
+        Ok(None)
+    }
+
+    fn store_records(&mut self, records: &[FactorRecord], pending: &[Pending]) -> Result<()> {
+        let kernels = self.kernels.clone();
+        let _current = kernels.device.enter()?;
+        factor::store_records(self, records, pending)
+    }
+
+    fn redamp(&mut self, orders: &[RedampOrder]) -> Result<()> {
+        let kernels = self.kernels.clone();
+        let _current = kernels.device.enter()?;
+        factor::redamp(self, orders)
+    }
+
+    fn apply(&mut self, rules: &Rules, bases: &[bool]) -> Result<()> {
+        let kernels = self.kernels.clone();
+        let _current = kernels.device.enter()?;
+        for (marked, batch) in self.preconditioned.iter_mut().zip(&self.layout.batches) {
+            *marked = batch.preconditioned && bases[batch.stack];
+        }
+        step::apply(self, rules)
+    }
+
+    fn left_out(&self) -> u64 {
+        0
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        let kernels = self.kernels.clone();
+        let _current = kernels.device.enter()?;
+        self.in_call = false;
+        if self.capturing { Ok(()) } else { self.mark(self.stream) }
+    }
+
+    fn has_news(&self) -> bool {
+        self.dirty
+    }
+
+    fn reopen(&mut self) {
+        self.reopen = true;
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // The caller's stream may still be at work on our memory.
+        if let Ok(_current) = self.kernels.device.enter() {
+            let _ = self.ready.wait();
+        }
+    }
+}
+
+impl From<&Site> for tables::Site {
+    fn from(site: &Site) -> tables::Site {
+        tables::Site {
+            param: site.param,
+            grad: site.grad,
+            lr_scale: site.lr_scale,
+            decay: site.decay,
+            grad_dtype: site.grad_dtype.code(),
+            active: i32::from(site.active),
+        }
+    }
+}

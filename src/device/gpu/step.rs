@@ -1,0 +1,354 @@
+//! The verbs of every step: inspect, accumulate, apply. Nothing here waits, copies or allocates.
+
+use super::Gpu;
+use super::cuda::driver::{self, Function, Grid, RawStream};
+use super::cuda::linear::{Operand, Shape};
+use super::kernels::index;
+use super::layout::{Batch, CHUNK};
+use super::tables::{Order, POSTED, Site, Stack, THREADS};
+use crate::device::{Rows, Site as CallerSite};
+use crate::engine::rules::Rules;
+use crate::error::{Error, Result};
+use crate::tensor::{DType, Precision, squared_norm_limit};
+use bytemuck::Zeroable;
+use std::ffi::c_void;
+
+/// Puts a kernel on a stream with the given arguments, each of the kernel's own type.
+macro_rules! launch {
+    ($function:expr, $grid:expr, $stream:expr, $($argument:expr),+ $(,)?) => {{
+        let mut pointers = [$((&raw const $argument).cast_mut().cast::<c_void>()),+];
+        // SAFETY: the arguments are the kernel's, by its source, and the memory they name is ours or the
+        // caller's for the call.
+        unsafe { driver::launch($function, $grid, $stream, &mut pointers) }
+    }};
+}
+pub(super) use launch;
+
+/// One thread block for each of x × y pieces, with as many threads as a piece of `items` items can use.
+pub(super) fn wide(x: usize, y: usize, items: usize) -> Grid {
+    Grid { blocks: (x, y), threads: items.next_power_of_two().clamp(32, THREADS) }
+}
+
+/// One thread for each of `count` things.
+pub(super) fn each(count: usize) -> Grid {
+    wide(count.div_ceil(THREADS), 1, count)
+}
+
+/// One thread block for each chunk of each block.
+fn by_chunk(batch: &Batch) -> Grid {
+    wide(batch.chunks(), batch.count(), batch.elements)
+}
+
+/// One thread block for each block, which looks at its chunks.
+fn by_block(batch: &Batch) -> Grid {
+    wide(batch.count(), 1, batch.chunks())
+}
+
+pub(super) const SINGLE: Grid = Grid { blocks: (1, 1), threads: 1 };
+
+impl Gpu {
+    /// The batches as the kernels see them, at their addresses.
+    pub(super) fn views(&self) -> Vec<Stack> {
+        let sections = &self.layout.tables;
+        let batches = self.layout.batches.iter().zip(&self.layout.partials);
+        batches
+            .map(|(batch, partials)| {
+                let block = &self.plan.blocks[batch.block];
+                let at = |section: usize, size: usize| self.table(section + batch.first * size);
+                let numbers = |slot: Option<usize>| slot.map_or(0, |slot| self.slot(slot));
+                let mut view = Stack {
+                    count: batch.count() as i32,
+                    order: batch.dims.len() as i32,
+                    chunks: batch.chunks() as i32,
+                    factors: if batch.preconditioned { batch.dims.len() as i32 } else { 0 },
+                    elements: batch.elements as u32,
+                    chunk: CHUNK as u32,
+                    param_dtype: batch.dtype.code(),
+                    contiguous: i32::from(batch.is_contiguous()),
+                    wide: i32::from(batch.work == Precision::F64),
+                    sites: at(sections.sites, size_of::<Site>()),
+                    params: at(sections.params, 4),
+                    clocks: self.clock(batch.block),
+                    orders: at(sections.orders, size_of::<Order>()),
+                    partials: self.table(sections.partials + partials * 8),
+                    squares: at(sections.squares, 8),
+                    info: self.infos + (batch.first * 4) as u64,
+                    filter: numbers(block.filter),
+                    moment: numbers(block.moment),
+                    momentum: numbers(block.momentum),
+                    work: self.work.address(),
+                    ..Stack::zeroed()
+                };
+                for (axis, dim) in batch.dims.iter().enumerate() {
+                    view.dims[axis] = *dim as u32;
+                    view.strides[axis] = batch.strides[axis] as u64;
+                }
+                for (axis, factor) in self.plan.factors[block.factors.clone()].iter().enumerate() {
+                    view.statistics[axis] = self.slot(factor.statistic);
+                    view.roots[axis] = self.slot(factor.inverse_root);
+                }
+                if let Some((updates, dtype)) = self.rows.map(|rows| rows.updates) {
+                    let offset = (batch.first * batch.elements * dtype.size()) as u64;
+                    view.update = if updates == 0 { 0 } else { updates + offset };
+                    view.update_dtype = dtype.code();
+                }
+                view
+            })
+            .collect()
+    }
+}
+
+/// The rules for a batch.
+fn rules_of(batch: &Batch, rules: &Rules) -> Rules {
+    Rules { largest: squared_norm_limit(batch.work, batch.statistic), ..*rules }
+}
+
+/// Looks at every gradient; the device decides whether a joint step is taken.
+pub(super) fn inspect(gpu: &mut Gpu, rules: &Rules) -> Result<()> {
+    if !gpu.joint {
+        return measure(gpu, rules);
+    }
+    let (stream, kernels) = (gpu.stream, gpu.kernels.clone());
+    post_sites(gpu, stream)?;
+    let (gate, reopen, strict) =
+        (gpu.gate(), i32::from(std::mem::take(&mut gpu.reopen)), i32::from(gpu.strict));
+    launch!(kernels.begin, SINGLE, stream, gate, reopen)?;
+    measure(gpu, rules)?;
+    launch!(kernels.judge, SINGLE, stream, gate, strict)
+}
+
+/// The squared norms of all gradients. What is not finite closes the gate, if there is one.
+fn measure(gpu: &Gpu, rules: &Rules) -> Result<()> {
+    let gate = gpu.gate();
+    for (batch, view) in gpu.layout.batches.iter().zip(&gpu.batches) {
+        let rules = rules_of(batch, rules);
+        launch!(gpu.kernels.inspect[index(batch.work)], by_chunk(batch), gpu.stream, *view, rules)?;
+        launch!(gpu.kernels.total, by_block(batch), gpu.stream, *view, rules, gate)?;
+    }
+    Ok(())
+}
+
+/// The sites that this step wants, each checked the first time it is seen.
+pub(super) fn find_sites(gpu: &mut Gpu, sites: &[CallerSite]) -> Result<()> {
+    gpu.wanted.copy_from_slice(&gpu.sites);
+    gpu.wanted.iter_mut().for_each(|site| site.active = 0);
+    for (block, site) in gpu.plan.blocks.iter().zip(sites).filter(|(_, site)| site.active) {
+        let row = gpu.layout.row(block);
+        let known = &gpu.sites[row];
+        let dtype = gpu.plan.params[block.param].spec.dtype;
+        for (what, address, dtype, seen) in [
+            ("parameter", site.param, dtype, known.param),
+            ("gradient of parameter", site.grad, site.grad_dtype, known.grad),
+        ] {
+            if address != seen {
+                check_address(gpu, what, address, dtype, block.param)?;
+            }
+        }
+        gpu.wanted[row] = Site::from(site);
+    }
+    Ok(())
+}
+
+fn check_address(gpu: &Gpu, what: &str, address: u64, dtype: DType, param: usize) -> Result<()> {
+    let name = &gpu.plan.params[param].spec.name;
+    let ordinal = gpu.kernels.device.ordinal();
+    if !address.is_multiple_of(dtype.size() as u64) {
+        return Err(Error::invalid(format!(
+            "{what} '{name}': address {address:#x}: expected a multiple of {}, the size of {}",
+            dtype.size(),
+            dtype.name()
+        ))
+        .at(param));
+    }
+    match driver::owner(address) {
+        Some(owner) if owner == ordinal => Ok(()),
+        Some(owner) => Err(Error::invalid(format!(
+            "{what} '{name}' lies on cuda:{owner}: expected cuda:{ordinal}, the optimizer's device"
+        ))
+        .at(param)),
+        None => Err(Error::invalid(format!(
+            "{what} '{name}': the driver does not know address {address:#x} as device memory; expected memory of cuda:{ordinal}"
+        ))
+        .at(param)),
+    }
+}
+
+/// The sites of blocks that lie one behind the other, written by the device itself.
+pub(super) fn place_rows(gpu: &Gpu, rows: &Rows) -> Result<()> {
+    for (batch, view) in gpu.layout.batches.iter().zip(&gpu.batches) {
+        let first = rows.site(batch.first, batch.elements, batch.dtype, true);
+        let (params, grads, decay) = (first.param, first.grad, first.decay);
+        let bytes = |dtype: DType| (batch.elements * dtype.size()) as u64;
+        let (param_bytes, grad_bytes) = (bytes(batch.dtype), bytes(rows.grads.1));
+        let active = if rows.active == 0 { 0 } else { rows.active + 4 * batch.first as u64 };
+        let code = rows.grads.1.code();
+        let (place, grid) = (gpu.kernels.place, each(batch.count()));
+        launch!(place, grid, gpu.stream, *view, params, grads, param_bytes, grad_bytes, decay, code, active)?;
+    }
+    Ok(())
+}
+
+/// Brings the sites that changed to the device, inside the launches themselves.
+fn post_sites(gpu: &mut Gpu, stream: RawStream) -> Result<()> {
+    let table = gpu.table(gpu.layout.tables.sites);
+    for first in (0..gpu.wanted.len()).step_by(POSTED) {
+        let end = (first + POSTED).min(gpu.wanted.len());
+        if gpu.wanted[first..end] == gpu.sites[first..end] {
+            continue;
+        }
+        let mut posted = [Site::zeroed(); POSTED];
+        posted[..end - first].copy_from_slice(&gpu.wanted[first..end]);
+        let (from, count) = (first as i32, (end - first) as i32);
+        let grid = Grid { blocks: (1, 1), threads: POSTED };
+        launch!(gpu.kernels.post, grid, stream, table, from, count, posted)?;
+        gpu.sites[first..end].copy_from_slice(&posted[..end - first]);
+    }
+    Ok(())
+}
+
+/// The clocks advance, and the statistics take in the gradient.
+pub(super) fn accumulate(gpu: &Gpu, rules: &Rules) -> Result<()> {
+    let (stream, kernels, gate) = (gpu.stream, gpu.kernels.clone(), gpu.gate());
+    for (batch, view) in gpu.layout.batches.iter().zip(&gpu.batches) {
+        let rules = rules_of(batch, rules);
+        let count = batch.count();
+        launch!(kernels.tick, each(count), stream, *view, rules, gate)?;
+        if !batch.preconditioned {
+            continue;
+        }
+        let s = index(batch.statistic);
+        launch!(kernels.rescale[s], wide(count, batch.dims.len(), batch.elements), stream, *view)?;
+        launch!(kernels.gather[s], by_chunk(batch), stream, *view, rules)?;
+        for axis in 0..batch.dims.len() {
+            add_statistic(gpu, batch, view, axis)?;
+        }
+    }
+    Ok(())
+}
+
+/// A block seen along one axis: `outer` slices of `dim` rows and `inner` columns.
+#[derive(Clone, Copy)]
+struct View {
+    outer: usize,
+    dim: usize,
+    inner: usize,
+}
+
+impl View {
+    fn new(dims: &[usize], axis: usize) -> View {
+        View {
+            outer: dims[..axis].iter().product(),
+            dim: dims[axis],
+            inner: dims[axis + 1..].iter().product(),
+        }
+    }
+
+    fn is_middle(&self) -> bool {
+        self.outer > 1 && self.inner > 1
+    }
+}
+
+/// Unfolds every block of a stack from one place of the workspace to another.
+fn unfold(gpu: &Gpu, precision: Precision, batch: &Batch, from: u64, to: u64, view: View) -> Result<()> {
+    let grid = by_chunk(batch);
+    let numbers = [batch.elements, view.outer, view.dim, view.inner].map(|x| x as u32);
+    let [elements, outer, dim, inner] = numbers;
+    let function: Function = gpu.kernels.unfold[index(precision)];
+    launch!(function, grid, gpu.stream, from, to, elements, outer, dim, inner)
+}
+
+/// Statistic += U Uᵀ, U the unfolding of the gathered gradient along `axis`.
+fn add_statistic(gpu: &Gpu, batch: &Batch, stacked: &Stack, axis: usize) -> Result<()> {
+    let (precision, count) = (batch.statistic, batch.count());
+    let view = View::new(&batch.dims, axis);
+    let mut source = stacked.work;
+    if view.is_middle() {
+        source += (count * batch.elements * precision.size()) as u64;
+        unfold(gpu, precision, batch, stacked.work, source, view)?;
+    }
+    let n = view.dim;
+    let k = batch.elements / n;
+    // The last axis lies along the columns of the column-major view, every other one along its rows.
+    let along_columns = view.inner == 1;
+    let lead = if along_columns { n } else { k };
+    let own = |transposed| Operand { at: source, lead, stride: batch.elements, transposed };
+    let target = Operand { at: stacked.statistics[axis], lead: n, stride: n * n, transposed: false };
+    if count == 1 {
+        return gpu.linear.add_square(precision, n, k, own(!along_columns), target);
+    }
+    gpu.linear.multiply(
+        precision,
+        Shape { m: n, n, k, count },
+        own(!along_columns),
+        own(along_columns),
+        target,
+        true,
+    )
+}
+
+/// Moments, direction, momentum, parameter.
+pub(super) fn apply(gpu: &Gpu, rules: &Rules) -> Result<()> {
+    let (stream, kernels, gate) = (gpu.stream, gpu.kernels.clone(), gpu.gate());
+    if !gpu.ticked && rules.normalized != 0 {
+        measure(gpu, rules)?;
+    }
+    for (number, (batch, view)) in gpu.layout.batches.iter().zip(&gpu.batches).enumerate() {
+        let rules = rules_of(batch, rules);
+        if !gpu.ticked {
+            launch!(kernels.resume, each(batch.count()), stream, *view, rules)?;
+        }
+        let (w, grid) = (index(batch.work), by_chunk(batch));
+        launch!(kernels.filter[w], grid, stream, *view, rules)?;
+        if !gpu.preconditioned[number] {
+            continue;
+        }
+        let mut halves =
+            [0, batch.count() * batch.elements * batch.work.size()].map(|x| view.work + x as u64);
+        for axis in 0..batch.dims.len() {
+            precondition(gpu, batch, axis, halves)?;
+            halves.swap(0, 1);
+        }
+        let direction = halves[0];
+        launch!(kernels.norm[w], grid, stream, *view, direction)?;
+        launch!(kernels.length, by_block(batch), stream, *view, rules, gate)?;
+        launch!(kernels.update[w], grid, stream, *view, rules, direction)?;
+    }
+    Ok(())
+}
+
+/// Inverse root × block along `axis`, from the first half of the workspace to the second.
+fn precondition(gpu: &Gpu, batch: &Batch, axis: usize, [from, to]: [u64; 2]) -> Result<()> {
+    let (precision, count) = (batch.work, batch.count());
+    let view = View::new(&batch.dims, axis);
+    let n = view.dim;
+    let factor = &gpu.plan.factors[gpu.plan.blocks[batch.block].factors.start + axis];
+    let root = Operand { at: gpu.slot(factor.inverse_root), lead: n, stride: n * n, transposed: false };
+    let rest = batch.elements / n;
+    let matrix = |at, lead| Operand { at, lead, stride: batch.elements, transposed: false };
+    if view.is_middle() {
+        // Unfolded, multiplied and folded again: three launches whatever the number of slices.
+        unfold(gpu, precision, batch, from, to, view)?;
+        let shape = Shape { m: rest, n, k: n, count };
+        gpu.linear.multiply(precision, shape, matrix(to, rest), root, matrix(from, rest), false)?;
+        return unfold(
+            gpu,
+            precision,
+            batch,
+            from,
+            to,
+            View { outer: n, dim: view.outer, inner: view.inner },
+        );
+    }
+    if view.inner == 1 {
+        let shape = Shape { m: n, n: rest, k: n, count };
+        return gpu.linear.multiply(precision, shape, root, matrix(from, n), matrix(to, n), false);
+    }
+    let shape = Shape { m: rest, n, k: n, count };
+    gpu.linear.multiply(precision, shape, matrix(from, rest), root, matrix(to, rest), false)
+}
+
+/// The host has read the gate: its counts start again.
+pub(super) fn acknowledge(gpu: &Gpu, stream: RawStream) -> Result<()> {
+    let gate = gpu.gate();
+    launch!(gpu.kernels.acknowledge, SINGLE, stream, gate)
+}

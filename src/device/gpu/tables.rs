@@ -1,0 +1,364 @@
+//! What the host and the kernels share. This file is the source: `kernels/shared.cuh` is generated from it, and a
+//! test compares the two (`FOAM_WRITE_SHARED=1 cargo test --lib shared_cuh` writes the file).
+
+use crate::engine::rules::{Clock, Rules};
+use crate::preconditioner::FactorRecord;
+use bytemuck::{Pod, Zeroable};
+
+/// Threads of a thread block, at the most.
+pub const THREADS: usize = 256;
+/// Largest order of a block.
+pub const MAX_ORDER: usize = 8;
+/// Sites that one launch carries.
+pub const POSTED: usize = 64;
+/// No parameter.
+pub const NONE: i32 = 0x7fff_ffff;
+
+/// Structs that host and kernels share: each field with its type here and its declaration there.
+macro_rules! shared {
+    ($($(#[$about:meta])* $name:ident { $($(#[$what:meta])* $field:ident: $type:ty => $c:literal,)+ })+) => {
+        $(
+            $(#[$about])*
+            #[repr(C)]
+            #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+            pub struct $name {
+                $($(#[$what])* pub $field: $type,)+
+            }
+        )+
+
+        /// Every struct with the declarations of its fields.
+        #[cfg(test)]
+        const STRUCTS: &[(&str, &[&str])] = &[$((stringify!($name), &[$($c),+])),+];
+    };
+}
+
+shared! {
+    /// The caller's memory of one block.
+    Site {
+        /// First element of the parameter's block.
+        param: u64 => "u64 param",
+        /// First element of the gradient's block.
+        grad: u64 => "u64 grad",
+        /// Multiplies the learning rate.
+        lr_scale: f64 => "double lr_scale",
+        /// Weight decay.
+        decay: f64 => "double decay",
+        /// Type of the gradient, by its code.
+        grad_dtype: i32 => "int grad_dtype",
+        /// Takes part in the step.
+        active: i32 => "int active",
+    }
+
+    /// What the current step does with a block, worked out by the device from its clock.
+    Order {
+        /// The gradient enters the statistics times this.
+        gain_root: f64 => "double gain_root",
+        /// The stored statistics are multiplied by it.
+        decay: f64 => "double decay",
+        /// The filtered gradient is divided by it.
+        filter: f64 => "double filter",
+        /// The moment is divided by it.
+        moment: f64 => "double moment",
+        /// Multiplies the gradient that enters the moment.
+        normalize: f64 => "double normalize",
+        /// Multiplies the direction.
+        length: f64 => "double length",
+        /// Takes part.
+        active: i32 => "int active",
+        /// 0.
+        reserved: i32 => "int reserved",
+    }
+
+    /// Whether joint steps are taken. All blocks of a handle share one; a call on a stack has none.
+    Gate {
+        /// The first parameter of this step whose gradient is not finite, or NONE.
+        bad: i32 => "int bad",
+        /// This step is taken.
+        open: i32 => "int open",
+        /// No step is taken until the host has reported the bad one.
+        closed: i32 => "int closed",
+        /// The first bad parameter since the host last read, or NONE.
+        param: i32 => "int param",
+        /// Steps asked for.
+        calls: u64 => "u64 calls",
+        /// Steps not taken since the host last read.
+        refused: u64 => "u64 refused",
+        /// The call in which `param` was bad.
+        call: u64 => "u64 call",
+        /// Directions left out since the host last read.
+        left_out: u64 => "u64 left_out",
+    }
+
+    /// A batch of equal blocks.
+    Stack {
+        /// Blocks.
+        count: i32 => "int count",
+        /// Axes of a block.
+        order: i32 => "int order",
+        /// Chunks of a block.
+        chunks: i32 => "int chunks",
+        /// Factors of a block: its order, or 0.
+        factors: i32 => "int factors",
+        /// Elements of a block.
+        elements: u32 => "u32 elements",
+        /// Elements of a chunk.
+        chunk: u32 => "u32 chunk",
+        /// Type of the parameters, by its code.
+        param_dtype: i32 => "int param_dtype",
+        /// A block is one run in its parameter.
+        contiguous: i32 => "int contiguous",
+        /// Type of the updates, by its code.
+        update_dtype: i32 => "int update_dtype",
+        /// The work is in double precision.
+        wide: i32 => "int wide",
+        /// Sizes of the axes.
+        dims: [u32; MAX_ORDER] => "u32 dims[MAX_ORDER]",
+        /// Elements between neighbours along each axis of the parameter.
+        strides: [u64; MAX_ORDER] => "u64 strides[MAX_ORDER]",
+        /// The statistics of each axis.
+        statistics: [u64; MAX_ORDER] => "u64 statistics[MAX_ORDER]",
+        /// The inverse roots of each axis.
+        roots: [u64; MAX_ORDER] => "u64 roots[MAX_ORDER]",
+        /// The site of each block.
+        sites: u64 => "Site *sites",
+        /// The parameter of each block.
+        params: u64 => "const int *params",
+        /// The clock of each block.
+        clocks: u64 => "Clock *clocks",
+        /// The order of each block.
+        orders: u64 => "Order *orders",
+        /// Two partial sums per chunk.
+        partials: u64 => "double *partials",
+        /// ‖G‖² of each block.
+        squares: u64 => "double *squares",
+        /// Info of each block.
+        info: u64 => "int *info",
+        /// m, or 0.
+        filter: u64 => "void *filter",
+        /// v, or 0.
+        moment: u64 => "void *moment",
+        /// M, or 0.
+        momentum: u64 => "void *momentum",
+        /// The workspace.
+        work: u64 => "void *work",
+        /// Where the update goes, or 0 for the parameter itself.
+        update: u64 => "void *update",
+    }
+
+    /// What to do with one factor.
+    Task {
+        /// L.
+        statistic: u64 => "u64 statistic",
+        /// Q.
+        basis: u64 => "u64 basis",
+        /// D.
+        spectrum: u64 => "u64 spectrum",
+        /// The inverse root.
+        inverse_root: u64 => "u64 inverse_root",
+        /// The sensed diagonal.
+        diagonal: u64 => "u64 diagonal",
+        /// The block's clock.
+        clock: u64 => "const Clock *clock",
+        /// The factor's record.
+        record: u64 => "const double *record",
+        /// 1/p.
+        exponent: f64 => "double exponent",
+        /// ε to sense or to damp with.
+        epsilon: f64 => "double epsilon",
+        /// ε if the refresh failed.
+        fallback: f64 => "double fallback",
+        /// Smallest ε of a search.
+        low: f64 => "double low",
+        /// Largest ε of a search.
+        high: f64 => "double high",
+        /// Largest tolerated proxy of a search.
+        target: f64 => "double target",
+        /// ln β₂.
+        log_beta2: f64 => "double log_beta2",
+        /// Where the answer goes: a Drift or a Renewal.
+        report: u64 => "u64 report",
+        /// The records that a pending refresh chooses from, or 0.
+        choice: u64 => "u64 choice",
+        /// Bits of [`task`].
+        flags: i32 => "int flags",
+        /// Divide the statistic by its bias correction.
+        correct: i32 => "int correct",
+    }
+
+    /// What was sensed.
+    Drift {
+        /// RC.
+        relative_change: f64 => "double relative_change",
+        /// α.
+        alpha: f64 => "double alpha",
+        /// Off-diagonal residual.
+        residual: f64 => "double residual",
+        /// Certified ε.
+        epsilon: f64 => "double epsilon",
+        /// The proxy there.
+        proxy: f64 => "double proxy",
+    }
+
+    /// What a refresh came to.
+    Renewal {
+        /// Smallest eigenvalue.
+        least: f64 => "double least",
+        /// Largest eigenvalue.
+        most: f64 => "double most",
+        /// Noise floor.
+        noise: f64 => "double noise",
+        /// The rung that served.
+        rung: i32 => "int rung",
+        /// There is a new basis.
+        fresh: i32 => "int fresh",
+    }
+
+    /// A record that depends on how the refresh of its factor went.
+    Choice {
+        /// The record in the state.
+        record: u64 => "u32 *record",
+        /// How the refresh went.
+        renewal: u64 => "const Renewal *renewal",
+        /// The block's info.
+        info: u64 => "int *info",
+        /// The record if it succeeded.
+        success: FactorRecord => "u32 success[RECORD_WORDS]",
+        /// The record if it failed.
+        failure: FactorRecord => "u32 failure[RECORD_WORDS]",
+    }
+
+    /// What a refresh keeps between its kernels.
+    Scale {
+        /// The power of two that brings the statistic near one.
+        unit: f64 => "double unit",
+        /// The size of the statistic.
+        size: f64 => "double size",
+        /// The statistic is finite.
+        finite: i32 => "int finite",
+        /// The decomposition is believed.
+        sound: i32 => "int sound",
+        /// The spectrum is shifted down by it.
+        shift: f64 => "double shift",
+    }
+}
+
+/// Bits of [`Task::flags`].
+pub mod task {
+    /// There is a stale basis to fall back on.
+    pub const HAS_BASIS: i32 = 1;
+    /// Take the sensed diagonal as spectrum.
+    pub const ADOPT_DIAGONAL: i32 = 2;
+    /// The ε depends on the refresh of this check.
+    pub const AFTER_REFRESH: i32 = 4;
+    /// Search for a certified ε.
+    pub const SEARCH: i32 = 8;
+    /// A fault on purpose: spoil the basis.
+    pub const SPOIL: i32 = 16;
+    /// A fault on purpose: the decomposition fails.
+    pub const FAIL: i32 = 32;
+    /// Keep the sensed diagonal.
+    pub const KEEP_DIAGONAL: i32 = 64;
+    /// Shift the spectrum so that its smallest value is not negative.
+    pub const SHIFT: i32 = 128;
+    /// Sense with the given ε, not with the one in use.
+    pub const GIVEN_EPSILON: i32 = 256;
+    /// Measure the noise floor.
+    pub const NOISE: i32 = 512;
+}
+
+const _: () = {
+    assert!(size_of::<Clock>() == 16);
+    assert!(size_of::<Rules>() == 8 * 13 + 4 * 8);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{INFO_FELL_BACK, INFO_IDLE, INFO_LEFT_OUT, INFO_NOT_FINITE, Rung, SEARCH_RATIO};
+    use crate::engine::plan::RECORD_WORDS;
+    use crate::engine::rules::{LEAST_WEIGHT, TINY_NORM};
+    use crate::preconditioner::Gauges;
+    use crate::tensor::DType;
+    use std::fmt::Write;
+    use std::mem::offset_of;
+
+    /// The fields of [`Rules`], in order, checked against the struct.
+    fn rules() -> Vec<String> {
+        let mut fields = Vec::new();
+        let mut end = 0;
+        macro_rules! fields {
+            ($type:ty, $c:literal: $($field:ident)+) => {
+                $(
+                    assert_eq!(offset_of!(Rules, $field), end, stringify!($field));
+                    end += size_of::<$type>();
+                    fields.push(format!("{} {}", $c, stringify!($field)));
+                )+
+            };
+        }
+        fields!(f64, "double": beta1 beta2 log_beta1 log_beta2 moment_keep moment_take log_moment moment_epsilon
+            momentum momentum_take scale grad_scale largest);
+        fields!(i32, "int": grafts normalized nadam nesterov decoupled filter_correction statistic_correction
+            moment_correction);
+        assert_eq!(end, size_of::<Rules>());
+        fields
+    }
+
+    fn shared_cuh() -> String {
+        let mut text = String::from(
+            "// Generated from ../tables.rs by its test: do not edit. Constants and structs that host and kernels share.\n\
+             #pragma once\n\n\
+             typedef unsigned char u8;\ntypedef unsigned short u16;\ntypedef unsigned int u32;\n\
+             typedef unsigned long long u64;\n\n",
+        );
+        let gauge = |offset: usize| (offset / 8) as i64;
+        let mut constants: Vec<(String, i64)> = vec![
+            ("THREADS".into(), THREADS as i64),
+            ("MAX_ORDER".into(), MAX_ORDER as i64),
+            ("POSTED".into(), POSTED as i64),
+            ("NONE".into(), i64::from(NONE)),
+            ("RECORD_WORDS".into(), RECORD_WORDS as i64),
+            ("GAUGE_EPSILON".into(), gauge(offset_of!(Gauges, epsilon))),
+            ("GAUGE_NOISE_FLOOR".into(), gauge(offset_of!(Gauges, noise_floor))),
+            ("GAUGE_EIGENVALUE_MIN".into(), gauge(offset_of!(Gauges, eigenvalue_min))),
+            ("GAUGE_EIGENVALUE_MAX".into(), gauge(offset_of!(Gauges, eigenvalue_max))),
+            ("INFO_IDLE".into(), i64::from(INFO_IDLE)),
+            ("INFO_NOT_FINITE".into(), i64::from(INFO_NOT_FINITE)),
+            ("INFO_LEFT_OUT".into(), i64::from(INFO_LEFT_OUT)),
+            ("INFO_FELL_BACK".into(), i64::from(INFO_FELL_BACK)),
+            ("RUNG_CHOSEN".into(), Rung::Chosen as i64),
+            ("RUNG_DOUBLE".into(), Rung::Double as i64),
+            ("RUNG_STALE".into(), Rung::Stale as i64),
+        ];
+        constants.extend(DType::ALL.map(|dtype| (dtype.name().to_uppercase(), i64::from(dtype.code()))));
+        macro_rules! bits {
+            ($($name:ident)+) => { [$((concat!("TASK_", stringify!($name)), task::$name)),+] };
+        }
+        let bits = bits!(HAS_BASIS ADOPT_DIAGONAL AFTER_REFRESH SEARCH SPOIL FAIL KEEP_DIAGONAL SHIFT GIVEN_EPSILON NOISE);
+        constants.extend(bits.map(|(name, bit)| (name.to_string(), i64::from(bit))));
+        for (name, value) in constants {
+            writeln!(text, "#define {name} {value}").unwrap();
+        }
+        writeln!(text, "#define LEAST_WEIGHT {LEAST_WEIGHT:?}").unwrap();
+        writeln!(text, "#define TINY_NORM {TINY_NORM:?}").unwrap();
+        writeln!(text, "#define SEARCH_RATIO {SEARCH_RATIO:?}").unwrap();
+        let rules = rules();
+        let rules: Vec<&str> = rules.iter().map(String::as_str).collect();
+        let clock: &[&str] = &["u64 step", "double weight"];
+        let head: [(&str, &[&str]); 2] = [("Clock", clock), ("Rules", &rules)];
+        for (name, fields) in head.iter().chain(STRUCTS) {
+            write!(text, "\nstruct {name} {{\n").unwrap();
+            fields.iter().for_each(|field| writeln!(text, "    {field};").unwrap());
+            text.push_str("};\n");
+        }
+        text
+    }
+
+    #[test]
+    fn shared_cuh_is_what_this_file_says() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/device/gpu/kernels/shared.cuh");
+        if std::env::var_os("FOAM_WRITE_SHARED").is_some() {
+            std::fs::write(path, shared_cuh()).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(path).unwrap_or_default(), shared_cuh(), "{path} is out of date");
+    }
+}

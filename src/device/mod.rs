@@ -1,0 +1,342 @@
+//! What a device does. The engine submits verbs to it, each over many blocks or factors, and asks for one
+//! readback per check; a CPU performs a verb at once, a GPU puts it on the caller's stream. Control flow, options
+//! and policies stay with the engine: a device gets plain numbers ([`Rules`], orders) and addresses.
+//!
+//! | verb | does | when |
+//! | --- | --- | --- |
+//! | [`Device::inspect`] | ‖G‖² of every block; finds what is not finite | every step, before any write |
+//! | [`Device::accumulate`] | clocks advance, statistic ← β·statistic + (1−β)·G Gᵀ along every axis | every step |
+//! | [`Device::sense`] | RC, α, residual of factors in their stale basis | check steps |
+//! | [`Device::readback`] | brings clocks, infos, records and what was sensed to the host | check steps: the one wait |
+//! | [`Device::refresh`] | eigendecompositions, with the never-fail ladder | check steps |
+//! | [`Device::store_records`] | the records as the engine decided, or as a pending refresh will decide | check steps |
+//! | [`Device::redamp`] | inverse roots from (basis, spectrum, ε) | check steps |
+//! | [`Device::apply`] | filter, direction, grafting, decay, momentum, parameter | every step |
+
+pub mod cpu;
+pub mod gpu;
+
+use crate::config::InjectFault;
+use crate::engine::rules::{Clock, Rules};
+use crate::error::Result;
+use crate::preconditioner::FactorRecord;
+use crate::preconditioner::policy::Sensed;
+use crate::tensor::DType;
+
+/// The block took no part: it is not active, or has never accumulated.
+pub const INFO_IDLE: i32 = 1;
+/// The gradient is not finite, or its square overflows.
+pub const INFO_NOT_FINITE: i32 = 2;
+/// The direction overflowed and was left out.
+pub const INFO_LEFT_OUT: i32 = 4;
+/// An eigendecomposition failed or was inaccurate, and another path served.
+pub const INFO_FELL_BACK: i32 = 8;
+
+/// The memory of the caller that belongs to one block.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Site {
+    /// First element of the block in its parameter; 0 where there is none.
+    pub param: u64,
+    /// First element of the block in its gradient.
+    pub grad: u64,
+    /// Where the update goes, one element behind the other; 0 to update the parameter in place.
+    pub update: u64,
+    /// Type of the gradient.
+    pub grad_dtype: DType,
+    /// Type of the update.
+    pub update_dtype: DType,
+    /// Multiplies the learning rate.
+    pub lr_scale: f64,
+    /// Weight decay.
+    pub decay: f64,
+    /// Takes part in the step.
+    pub active: bool,
+}
+
+impl Site {
+    /// A block that takes no part.
+    pub const ABSENT: Site = Site {
+        param: 0,
+        grad: 0,
+        update: 0,
+        grad_dtype: DType::F32,
+        update_dtype: DType::F32,
+        lr_scale: 1.0,
+        decay: 0.0,
+        active: false,
+    };
+}
+
+/// Blocks whose parameters, gradients and updates lie one behind the other, as in a call on a stack.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows {
+    /// Parameters; 0 where there are none.
+    pub params: u64,
+    /// Gradients, and their type.
+    pub grads: (u64, DType),
+    /// Updates, and their type; 0 where the verb makes none.
+    pub updates: (u64, DType),
+    /// i32 per block: whether it takes part; 0 for all.
+    pub active: u64,
+    /// Weight decay.
+    pub decay: f64,
+}
+
+impl Rows {
+    /// The site of row `row`, for blocks of `elements` elements and parameters of type `dtype`.
+    pub fn site(&self, row: usize, elements: usize, dtype: DType, active: bool) -> Site {
+        let at = |base: u64, dtype: DType| {
+            if base == 0 { 0 } else { base + (row * elements * dtype.size()) as u64 }
+        };
+        Site {
+            param: at(self.params, dtype),
+            grad: at(self.grads.0, self.grads.1),
+            update: at(self.updates.0, self.updates.1),
+            grad_dtype: self.grads.1,
+            update_dtype: self.updates.1,
+            lr_scale: 1.0,
+            decay: if self.params == 0 { 0.0 } else { self.decay },
+            active,
+        }
+    }
+}
+
+/// Where the blocks of a call are.
+#[derive(Clone, Copy, Debug)]
+pub enum Sites<'a> {
+    /// Anywhere, by block.
+    Listed(&'a [Site]),
+    /// One behind the other.
+    Rows(Rows),
+    /// The verb needs none.
+    None,
+}
+
+/// What the verbs of a call work on, until the next call. All addresses are of the device's memory.
+pub struct Binding<'a> {
+    /// Address of every array of the plan as it is read at first; 0 for those that the call does not use.
+    pub read: &'a [u64],
+    /// The same once [`Device::carry`] has run: where results lie.
+    pub write: &'a [u64],
+    /// What `carry` copies, because results lie elsewhere than their operands: from, to, bytes.
+    pub copies: &'a [(u64, u64, usize)],
+    /// The blocks.
+    pub sites: Sites<'a>,
+    /// i32 per block: what happened to it, as a verb before wrote it and as this one shall; 0 for the device's own.
+    pub infos: (u64, u64),
+    /// Workspace and its bytes; 0 for the device's own.
+    pub workspace: (u64, usize),
+    /// The caller's stream, for devices that have streams.
+    pub stream: *mut libc::c_void,
+    /// All blocks take part, or none: one gradient that is not finite stops the step.
+    pub joint: bool,
+    /// After such a step none is taken until the engine says [`Device::reopen`].
+    pub strict: bool,
+    /// The host will have to wait for the device in this call.
+    pub waits: bool,
+}
+
+/// What an inspection found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inspection {
+    /// Every gradient is finite, or the block of the first that is not.
+    Known(Option<usize>),
+    /// The device will act by itself, and tell in a later readback.
+    Pending,
+}
+
+/// A factor to sense, at the larger of its base ε and the one in its record.
+#[derive(Clone, Copy, Debug)]
+pub struct SenseOrder {
+    /// The factor.
+    pub factor: usize,
+    /// ε₀.
+    pub base: f64,
+    /// Search for the smallest ε in [low, high] whose proxy is at most the target.
+    pub search: Option<Search>,
+    /// Keep the diagonal for a `redamp` that adopts it.
+    pub keep_diagonal: bool,
+}
+
+/// A search for the smallest sufficient damping.
+#[derive(Clone, Copy, Debug)]
+pub struct Search {
+    /// Smallest ε.
+    pub low: f64,
+    /// Largest ε.
+    pub high: f64,
+    /// Largest tolerated proxy.
+    pub target: f64,
+}
+
+/// The search stops when its bracket is this tight: ε is then at most one percent above the smallest.
+pub const SEARCH_RATIO: f64 = 1.01;
+
+/// A factor to refresh.
+#[derive(Clone, Copy, Debug)]
+pub struct RefreshOrder {
+    /// The factor.
+    pub factor: usize,
+    /// ε that the noise floor is measured with.
+    pub base: f64,
+    /// Measure the noise floor.
+    pub noise_floor: bool,
+    /// Shift a spectrum with negative values up until the smallest is zero; else each becomes zero.
+    pub shift: bool,
+    /// Whether there is a stale basis to fall back on.
+    pub has_basis: bool,
+    /// The chosen precision failed at the last check: begin with double precision. Only for devices that do not
+    /// climb the whole ladder in one check.
+    pub doubled: bool,
+    /// A fault made on purpose.
+    pub fault: InjectFault,
+}
+
+/// Which path gave the basis.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rung {
+    /// The eigendecomposition in the chosen precision (or the statistic is diagonal).
+    #[default]
+    Chosen = 0,
+    /// The one in double precision.
+    Double = 1,
+    /// The singular value decomposition in double precision.
+    Svd = 2,
+    /// None: the stale basis was kept (or, with no basis, the statistic's diagonal was taken).
+    Stale = 3,
+}
+
+/// What a refresh found.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Refreshed {
+    /// Which path gave the basis.
+    pub rung: Rung,
+    /// Smallest eigenvalue.
+    pub eigenvalue_min: f64,
+    /// Largest eigenvalue.
+    pub eigenvalue_max: f64,
+    /// The proxy right after the refresh; NaN when it was not measured.
+    pub noise_floor: f64,
+}
+
+/// A refresh whose outcome only the device will know: the record that the factor gets if it succeeds, and if it
+/// fails. The device fills in what it measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Pending {
+    /// The factor.
+    pub factor: usize,
+    /// Its record if the refresh succeeds.
+    pub success: FactorRecord,
+    /// Its record if the refresh fails.
+    pub failure: FactorRecord,
+}
+
+/// A factor whose inverse root is formed anew.
+#[derive(Clone, Copy, Debug)]
+pub struct RedampOrder {
+    /// The factor.
+    pub factor: usize,
+    /// ε.
+    pub epsilon: f64,
+    /// Which of the pending refreshes decides about its record, and the ε to take if that one fails.
+    pub pending: Option<(usize, f64)>,
+    /// First take the diagonal found by the last `sense` as spectrum.
+    pub adopt_diagonal: bool,
+}
+
+/// What a readback brings to the host.
+#[derive(Clone, Debug, Default)]
+pub struct Readback {
+    /// The clock of every block.
+    pub clocks: Vec<Clock>,
+    /// The info of every block.
+    pub infos: Vec<i32>,
+    /// The record of every factor.
+    pub records: Vec<FactorRecord>,
+    /// What was sensed since the last readback, by order.
+    pub sensed: Vec<Sensed>,
+    /// Joint steps that were not taken because a gradient was not finite, since the last readback.
+    pub refused: u64,
+    /// Whether the last of them is the step that is under way.
+    pub refused_now: bool,
+    /// The parameter whose gradient was the first of these.
+    pub offender: Option<usize>,
+    /// Directions that overflowed and were left out, since the last readback.
+    pub left_out: u64,
+}
+
+/// Sizes that a device reports.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Footprint {
+    /// Bytes of state in host memory.
+    pub state_host: usize,
+    /// Bytes of state in device memory.
+    pub state_device: usize,
+    /// Bytes of workspace.
+    pub workspace: usize,
+    /// Threads that share the work.
+    pub threads: usize,
+}
+
+/// A device, made for one plan. After [`Device::inspect`] has let a step pass, no verb fails for numerical
+/// reasons.
+pub trait Device: Send {
+    /// Whether verbs are done when they return, so that a readback costs nothing and every answer is known.
+    fn is_synchronous(&self) -> bool;
+
+    /// Memory for a state of `bytes` bytes, all zero; the device frees it. Gives its address.
+    fn allocate_state(&mut self, bytes: usize) -> Result<u64>;
+    /// Copies from the device's memory to the host's, after all work so far.
+    ///
+    /// # Safety
+    /// `from` has as many readable bytes.
+    unsafe fn read(&mut self, from: u64, into: &mut [u8]) -> Result<()>;
+    /// Copies from the host's memory to the device's, after all work so far.
+    ///
+    /// # Safety
+    /// `to` has as many writable bytes.
+    unsafe fn write(&mut self, bytes: &[u8], to: u64) -> Result<()>;
+    /// Fills memory of the device with zeros, after all work so far.
+    ///
+    /// # Safety
+    /// `at` has `bytes` writable bytes.
+    unsafe fn clear(&mut self, at: u64, bytes: usize) -> Result<()>;
+    /// Bytes of workspace that a caller of a borrowed state has to give.
+    fn workspace_bytes(&self) -> usize;
+    /// What it occupies.
+    fn footprint(&self) -> Footprint;
+
+    /// Takes the memory of a call for the verbs that follow.
+    ///
+    /// # Safety
+    /// The memory is valid, and the caller's alone where it is written, until the work of the call is done.
+    unsafe fn bind(&mut self, binding: &Binding) -> Result<()>;
+    /// Copies operands to where results lie, and works there from now on.
+    fn carry(&mut self) -> Result<()>;
+    /// Looks at the gradients of all active blocks, before anything is written.
+    fn inspect(&mut self, rules: &Rules) -> Result<Inspection>;
+    /// Advances the clocks of the blocks that take part, and updates their statistics.
+    fn accumulate(&mut self, rules: &Rules) -> Result<()>;
+    /// Measures factors; the answers come with the readback.
+    fn sense(&mut self, rules: &Rules, orders: &[SenseOrder]) -> Result<()>;
+    /// Brings to the host what it has to know. On a device that is not synchronous, the one wait of a check.
+    fn readback(&mut self, into: &mut Readback) -> Result<()>;
+    /// Renews bases and spectra. Gives an answer per order, or none if they are still out.
+    fn refresh(&mut self, rules: &Rules, orders: &[RefreshOrder]) -> Result<Option<Vec<Refreshed>>>;
+    /// Writes the records of all factors into the state; those of pending refreshes are chosen in `redamp`.
+    fn store_records(&mut self, records: &[FactorRecord], pending: &[Pending]) -> Result<()>;
+    /// Forms inverse roots.
+    fn redamp(&mut self, orders: &[RedampOrder]) -> Result<()>;
+    /// Updates moments, momentum and parameters (or writes the updates). `bases` says of every stack whether a
+    /// block of it may have a basis. A block whose inverse roots were never formed takes the grafted step.
+    fn apply(&mut self, rules: &Rules, bases: &[bool]) -> Result<()>;
+    /// Blocks whose direction overflowed in the last `apply` and was left out, as far as that is known.
+    fn left_out(&self) -> u64;
+    /// The call's work has all been submitted.
+    fn finish(&mut self) -> Result<()>;
+
+    /// Whether there is anything that only a readback would tell.
+    fn has_news(&self) -> bool;
+    /// A refused joint step has been reported to the caller: later steps are taken again.
+    fn reopen(&mut self);
+}

@@ -1,0 +1,268 @@
+//! The check: sense the due factors, decide about each, refresh or re-damp. The only place where the policies
+//! meet the device.
+
+use super::Engine;
+use super::rules::Rules;
+use super::stats::Verb;
+use crate::config::NegativeEigenvalues;
+use crate::device::{Pending, RedampOrder, RefreshOrder, Refreshed, Rung, Search, SenseOrder};
+use crate::error::Result;
+use crate::preconditioner::policy::{self, Action, Sensed};
+use crate::preconditioner::{Branch, FactorRecord, bound, cadence};
+use std::cmp::Reverse;
+
+impl Engine {
+    /// Second part of a step: checks every factor that is due. Says whether the step goes on: a device may have
+    /// held it back.
+    pub(super) fn check(&mut self, rules: &Rules) -> Result<bool> {
+        if self.plan.factors.is_empty() {
+            return Ok(true);
+        }
+        // Of a borrowed state on a device that works on its own the host knows nothing before it asks, which means
+        // waiting: all factors are sensed before that, unless what to sense depends on the answer.
+        let mut known = !self.borrowed || self.device.is_synchronous();
+        if !known && policy::searches(self.config.policy) {
+            self.sense(rules, &[])?;
+            known = true;
+        }
+        let due = if known { self.due() } else { (0..self.plan.factors.len()).collect() };
+        if due.is_empty() {
+            return Ok(true);
+        }
+        let senses = policy::senses(self.config.policy);
+        let sensed = due.iter().copied().filter(|f| senses && (!known || self.records[*f].has_basis()));
+        let mut orders: Vec<SenseOrder> = sensed.map(|factor| self.sense_order(factor)).collect();
+        // One factor per thread, equal ones together: the large ones first.
+        orders.sort_by_key(|order| Reverse(self.plan.factors[order.factor].dim));
+        self.sense(rules, &orders)?;
+        if !self.borrowed {
+            self.report_refused()?;
+        }
+        if self.readback.refused_now {
+            return Ok(false);
+        }
+        // The readback may have set a clock back: what is not due after all was sensed in vain.
+        let due = self.due();
+        if !due.is_empty() {
+            let sensed = std::mem::take(&mut self.readback.sensed);
+            self.act(rules, &due, &orders, &sensed)?;
+        }
+        Ok(true)
+    }
+
+    /// Measures factors and brings the answers to the host.
+    fn sense(&mut self, rules: &Rules, orders: &[SenseOrder]) -> Result<()> {
+        self.timed(Verb::Sense, |this| {
+            this.device.sense(rules, orders)?;
+            this.ask()
+        })?;
+        if self.borrowed {
+            self.totals.steps = self.clocks.iter().map(|clock| clock.step).max().unwrap_or(0);
+        }
+        Ok(())
+    }
+
+    /// The factors of the blocks that take part and whose clocks say so.
+    fn due(&self) -> Vec<usize> {
+        let is_due = |factor: &usize| {
+            let block = self.plan.factors[*factor].block;
+            let has_basis = self.records[*factor].has_basis();
+            self.takes_part[block] && cadence::is_due(&self.config, self.clocks[block].step, has_basis)
+        };
+        (0..self.plan.factors.len()).filter(is_due).collect()
+    }
+
+    /// Decides about `due` from what was sensed, then refreshes and re-damps.
+    fn act(&mut self, rules: &Rules, due: &[usize], orders: &[SenseOrder], sensed: &[Sensed]) -> Result<()> {
+        let (mut refresh, mut redamp) = (Vec::new(), Vec::new());
+        let mut undecided = vec![false; self.plan.factors.len()];
+        for &factor in due {
+            // A device that climbs one rung per check goes on where the last check failed.
+            let doubled = !self.device.is_synchronous() && self.records[factor].refresh_failed();
+            let order = RefreshOrder { doubled, ..self.refresh_order(factor) };
+            undecided[factor] = !doubled;
+            if self.begin_check(factor) || doubled {
+                refresh.push(order);
+                undecided[factor] = false;
+            }
+        }
+        for (order, sensed) in orders.iter().zip(sensed) {
+            if undecided[order.factor] {
+                self.decide(order, sensed, &mut refresh, &mut redamp);
+            }
+        }
+        refresh.sort_by_key(|order| Reverse(self.plan.factors[order.factor].dim));
+        let answers = self.timed(Verb::Refresh, |this| this.device.refresh(rules, &refresh))?;
+        let mut pending = Vec::new();
+        match answers {
+            Some(answers) => {
+                for (order, refreshed) in refresh.iter().zip(&answers) {
+                    let before = self.records[order.factor];
+                    let after = self.outcome(order, refreshed);
+                    self.records[order.factor] = after;
+                    self.remark(order.factor, &before, &after);
+                    let epsilon = after.gauges.epsilon;
+                    redamp.push(RedampOrder {
+                        factor: order.factor,
+                        epsilon,
+                        pending: None,
+                        adopt_diagonal: false,
+                    });
+                }
+            }
+            None => refresh.iter().for_each(|order| redamp.push(self.expect(order, &mut pending))),
+        }
+        redamp.sort_by_key(|order: &RedampOrder| Reverse(self.plan.factors[order.factor].dim));
+        self.timed(Verb::Redamp, |this| {
+            this.device.store_records(&this.records, &pending)?;
+            this.device.redamp(&redamp)
+        })
+    }
+
+    /// The step of a factor's block.
+    fn step_of(&self, factor: usize) -> u64 {
+        self.clocks[self.plan.factors[factor].block].step
+    }
+
+    /// Counts the check; says whether it is a refresh that nothing has to be sensed for.
+    fn begin_check(&mut self, factor: usize) -> bool {
+        let t = self.step_of(factor) as i64;
+        let senses = policy::senses(self.config.policy);
+        let record = &mut self.records[factor];
+        let sensed = senses && record.has_basis();
+        record.counters.checks += 1;
+        record.counters.last_check = t;
+        if !sensed {
+            record.counters.branch = if senses { Branch::EvdFirst } else { Branch::EvdStale } as i64;
+        }
+        !sensed
+    }
+
+    fn sense_order(&self, factor: usize) -> SenseOrder {
+        let base = self.plan.factors[factor].epsilon;
+        let search = policy::searches(self.config.policy).then(|| Search {
+            low: base,
+            high: self.config.epsilon_max,
+            target: self.config.tau / self.growth(factor),
+        });
+        SenseOrder { factor, base, search, keep_diagonal: policy::adopts_diagonal(self.config.policy) }
+    }
+
+    fn refresh_order(&self, factor: usize) -> RefreshOrder {
+        RefreshOrder {
+            factor,
+            base: self.plan.factors[factor].epsilon,
+            noise_floor: self.config.noise_floor,
+            shift: self.config.negative_eigenvalues == NegativeEigenvalues::Shift,
+            has_basis: self.records[factor].has_basis(),
+            doubled: false,
+            fault: self.fault(),
+        }
+    }
+
+    /// g(m) of the proven bound, for a factor at its current time.
+    fn growth(&self, factor: usize) -> f64 {
+        let config = &self.config;
+        let refreshed = self.records[factor].counters.last_refresh as u64;
+        let m = bound::largest_loss(config.beta2, config.bias_correction, refreshed, self.step_of(factor));
+        bound::growth(self.plan.factors[factor].exponent, m)
+    }
+
+    fn decide(
+        &mut self,
+        order: &SenseOrder,
+        sensed: &Sensed,
+        refresh: &mut Vec<RefreshOrder>,
+        redamp: &mut Vec<RedampOrder>,
+    ) {
+        let factor = order.factor;
+        let (growth, plan) = (self.growth(factor), &self.plan.factors[factor]);
+        let record = &mut self.records[factor];
+        let before = record.gauges.epsilon;
+        match policy::decide(&self.config, record, sensed, plan.exponent, growth, plan.epsilon) {
+            Action::Refresh => refresh.push(self.refresh_order(factor)),
+            // The same basis, spectrum and ε give the same inverse root: it is kept.
+            Action::Reuse { epsilon, adopt_diagonal: false } if epsilon == before => {}
+            Action::Reuse { epsilon, adopt_diagonal } => {
+                redamp.push(RedampOrder { factor, epsilon, pending: None, adopt_diagonal });
+            }
+        }
+    }
+
+    /// A refresh whose answer is still out: the device chooses the record, and the host's is written as far as it
+    /// is certain.
+    fn expect(&mut self, order: &RefreshOrder, pending: &mut Vec<Pending>) -> RedampOrder {
+        let factor = order.factor;
+        let none = f64::NAN;
+        let with = |rung| Refreshed { rung, noise_floor: none, eigenvalue_min: none, eigenvalue_max: none };
+        let rung = if order.doubled { Rung::Double } else { Rung::Chosen };
+        let success = self.outcome(order, &with(rung));
+        let failure = self.outcome(order, &with(Rung::Stale));
+        pending.push(Pending { factor, success, failure });
+        let counters = &mut self.records[factor].counters;
+        counters.has_basis = 1;
+        counters.last_refresh = success.counters.last_refresh;
+        RedampOrder {
+            factor,
+            epsilon: success.gauges.epsilon,
+            pending: Some((pending.len() - 1, failure.gauges.epsilon)),
+            adopt_diagonal: false,
+        }
+    }
+
+    /// The record of a factor after a refresh.
+    fn outcome(&self, order: &RefreshOrder, refreshed: &Refreshed) -> FactorRecord {
+        let factor = order.factor;
+        let base = self.plan.factors[factor].epsilon;
+        let mut record = self.records[factor];
+        let (gauges, counters) = (&mut record.gauges, &mut record.counters);
+        counters.failed_evds += i64::from(refreshed.rung != Rung::Chosen);
+        match refreshed.rung {
+            Rung::Chosen => {}
+            Rung::Double => counters.fallback_double += 1,
+            Rung::Svd => counters.fallback_svd += 1,
+            Rung::Stale => counters.fallback_stale += 1,
+        }
+        let given_up = refreshed.rung == Rung::Stale;
+        if given_up && order.has_basis {
+            counters.reuse_calls += 1;
+        } else {
+            counters.evd_calls += i64::from(!given_up);
+            counters.last_refresh = self.step_of(factor) as i64;
+            counters.has_basis = 1;
+            gauges.noise_floor = refreshed.noise_floor;
+            gauges.eigenvalue_min = refreshed.eigenvalue_min;
+            gauges.eigenvalue_max = refreshed.eigenvalue_max;
+        }
+        gauges.epsilon = if given_up { base.max(self.config.epsilon_max) } else { base };
+        record
+    }
+
+    /// Says what a user should know about a factor whose record has changed.
+    pub(super) fn remark(&self, factor: usize, before: &FactorRecord, after: &FactorRecord) {
+        let (old, new) = (&before.counters, &after.counters);
+        let plan = &self.plan.factors[factor];
+        let place = || {
+            let name = &self.plan.param_of(factor).spec.name;
+            format!("parameter '{name}', axis {}, side {}", plan.axis, plan.dim)
+        };
+        if new.failed_evds > old.failed_evds {
+            let what = if new.fallback_double > old.fallback_double {
+                "double precision was used"
+            } else if new.fallback_svd > old.fallback_svd {
+                "a singular value decomposition was used"
+            } else {
+                "the stale basis is kept with damping epsilon_max"
+            };
+            self.warn(&format!("{}: the eigendecomposition failed or was inaccurate; {what}", place()));
+        }
+        let first = old.evd_calls == 0 && new.evd_calls == 1;
+        let floor = after.gauges.noise_floor;
+        if first && floor > self.config.tau && policy::senses(self.config.policy) {
+            self.warn(&format!(
+                "{}: rounding alone makes the proxy {floor:.3}, above tau; use statistic_dtype = f64 or a larger epsilon",
+                place()
+            ));
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! A look inside, for studies and tests: the matrices of a factor, and its exact operator gap.
+
+use super::Optimizer;
+use super::plan::SlotKind;
+use super::rules::Rules;
+use crate::device::cpu::gap::{self, InUse};
+use crate::error::{Error, Result};
+use crate::tensor::Precision;
+use ndarray::{Array2, ShapeBuilder};
+
+impl Optimizer {
+    /// The factor of `axis` of the `block`-th block of parameter `param`.
+    pub fn factor_index(&self, param: i64, block: i64, axis: i64) -> Result<usize> {
+        let within = |value: i64, count: usize| usize::try_from(value).ok().filter(|v| *v < count);
+        let count = self.plan().params.len();
+        let index = within(param, count).ok_or_else(|| {
+            Error::invalid(format!("param_index = {param}: expected 0 <= param_index < {count}"))
+        })?;
+        let plan = &self.plan().params[index];
+        let name = &plan.spec.name;
+        let refuse = |what: &str, value: i64, count: usize| {
+            Error::invalid(format!("parameter '{name}': {what} = {value}: expected 0 <= {what} < {count}"))
+                .at(index)
+        };
+        let blocks = plan.blocks.len();
+        let block = within(block, blocks).ok_or_else(|| refuse("block", block, blocks))?;
+        let factors = self.plan().blocks[plan.blocks.start + block].factors.clone();
+        let axis = within(axis, factors.len()).ok_or_else(|| refuse("axis", axis, factors.len()))?;
+        Ok(factors.start + axis)
+    }
+
+    /// Numbers in one of a factor's buffers.
+    pub fn factor_len(&self, factor: usize, kind: SlotKind) -> usize {
+        let dim = self.plan().factors[factor].dim;
+        if kind == SlotKind::Spectrum { dim } else { dim * dim }
+    }
+
+    /// One of a factor's matrices, row-major. The statistic is the running moment, not bias-corrected;
+    /// the basis has one eigenvector per row.
+    pub fn factor_matrix(&mut self, factor: usize, kind: SlotKind) -> Result<Array2<f64>> {
+        let plan = &self.plan().factors[factor];
+        let slot = match kind {
+            SlotKind::Statistic => plan.statistic,
+            SlotKind::Basis => plan.basis,
+            SlotKind::Spectrum => plan.spectrum,
+            SlotKind::InverseRoot => plan.inverse_root,
+            _ => return Err(Error::invalid(format!("a factor has no {}", kind.name()))),
+        };
+        let dim = plan.dim;
+        let values = self.slot_values(slot)?;
+        let shape = if kind == SlotKind::Spectrum { (1, dim) } else { (dim, dim) };
+        let shaped = |values| {
+            Array2::from_shape_vec(shape, values)
+                .map_err(|_| Error::invalid("a factor's buffer has another size"))
+        };
+        if kind != SlotKind::Statistic {
+            return shaped(values);
+        }
+        // Column-major storage, of which the lower triangle counts.
+        let weight = self.engine.clocks[self.plan().factors[factor].block].weight;
+        let lower = Array2::from_shape_vec(shape.f(), values)
+            .map_err(|_| Error::invalid("a factor's buffer has another size"))?;
+        Ok(Array2::from_shape_fn(shape, |(i, j)| weight * lower[(i.max(j), i.min(j))]))
+    }
+
+    fn slot_values(&mut self, slot: usize) -> Result<Vec<f64>> {
+        let plan = &self.plan().slots[slot];
+        let (mut bytes, precision) = (vec![0u8; plan.bytes()], plan.precision);
+        self.read_slot(slot, &mut bytes)?;
+        Ok(match precision {
+            Precision::F32 => {
+                bytes.chunks_exact(4).map(|b| f64::from(bytemuck::pod_read_unaligned::<f32>(b))).collect()
+            }
+            Precision::F64 => bytes.chunks_exact(8).map(bytemuck::pod_read_unaligned).collect(),
+        })
+    }
+
+    /// The exact relative operator gap of a factor at this moment: what the proxy estimates, at the
+    /// price of an eigendecomposition in double precision.
+    pub fn exact_gap(&mut self, factor: usize) -> Result<f64> {
+        if self.records()[factor].counters.has_basis == 0 {
+            let param = self.plan().blocks[self.plan().factors[factor].block].param;
+            let name = &self.plan().params[param].spec.name;
+            let message =
+                format!("parameter '{name}' has no basis yet; expected a call after its first check");
+            return Err(Error::invalid(message).at(param));
+        }
+        let rules = Rules::new(self.config(), 0.0, 1.0);
+        let scale = rules.statistic_scale(self.engine.clocks[self.plan().factors[factor].block]);
+        let epsilon = self.records()[factor].gauges.epsilon;
+        let plan = &self.plan().factors[factor];
+        let (slots, exponent) = ([plan.statistic, plan.basis, plan.spectrum], plan.exponent);
+        let [statistic, basis, spectrum] = slots.map(|slot| self.slot_values(slot));
+        let (statistic, basis, spectrum) = (statistic?, basis?, spectrum?);
+        let in_use = InUse { statistic: &statistic, basis: &basis, spectrum: &spectrum, exponent };
+        gap::exact_gap(&in_use, scale, epsilon)
+    }
+}

@@ -1,0 +1,363 @@
+//! An optimizer that owns its State: what a handle of the C ABI holds.
+
+use super::plan::{Content, ParamSpec, Plan, SlotId};
+use super::rules::Rules;
+use super::{Clock, Engine, Log};
+use crate::config::{Config, Grafting, Nonfinite};
+use crate::device::{Binding, Site, Sites};
+use crate::error::{Error, Kind, Result};
+use crate::memory::Allocator;
+use crate::preconditioner::{FactorRecord, cadence};
+use crate::tensor::TensorRef;
+use std::time::Instant;
+
+/// The tensors of one step, validated, in the order of the plan's parameters.
+pub struct Tensors<'a> {
+    /// Parameters, updated in place.
+    pub params: &'a [TensorRef],
+    /// Gradients; `None` for a parameter that takes no part.
+    pub grads: &'a [Option<TensorRef>],
+    /// The caller's stream, for devices that have streams.
+    pub stream: *mut libc::c_void,
+}
+
+/// What a step came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Parameters were updated.
+    Stepped,
+    /// A gradient was not finite, and the configuration says to skip such steps.
+    Skipped,
+}
+
+/// What a caller may set for one step.
+#[derive(Clone, Copy, Debug)]
+pub struct StepOptions {
+    /// Learning rate; the configuration's if `None`.
+    pub lr: Option<f64>,
+    /// Multiplies every gradient.
+    pub grad_scale: f64,
+}
+
+impl Default for StepOptions {
+    fn default() -> Self {
+        StepOptions { lr: None, grad_scale: 1.0 }
+    }
+}
+
+/// An optimizer: the engine, and the State that it works on.
+pub struct Optimizer {
+    pub(super) engine: Engine,
+    /// Address of every array of the state.
+    arrays: Vec<u64>,
+    sites: Vec<Site>,
+    /// An error that a readback brought when no step was under way; the next call reports it.
+    deferred: Option<Error>,
+    /// A device failed in the middle of a step.
+    lost: bool,
+}
+
+impl Optimizer {
+    /// An optimizer for `specs`, at its first state.
+    pub fn new(config: Config, specs: Vec<ParamSpec>, allocator: Allocator, log: Log) -> Result<Optimizer> {
+        config.validate()?;
+        check_specs(&config, &specs)?;
+        let plan = Plan::new(&config, specs)?;
+        let mut engine = Engine::new(config, plan, Some(allocator), log)?;
+        let base = engine.device.allocate_state(engine.plan.state_bytes)?;
+        let arrays = engine.plan.arrays.iter().map(|extent| base + extent.offset as u64).collect();
+        let sites = vec![Site::ABSENT; engine.plan.blocks.len()];
+        let mut made = Optimizer { engine, arrays, sites, deferred: None, lost: false };
+        made.store_times()?;
+        Ok(made)
+    }
+
+    /// The hyperparameters.
+    pub fn config(&self) -> &Config {
+        &self.engine.config
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        &self.engine.plan
+    }
+
+    /// The clock of a parameter: its blocks take part together.
+    pub fn clock(&self, param: usize) -> Clock {
+        self.engine.clocks[self.plan().params[param].blocks.start]
+    }
+
+    /// The record of every factor.
+    pub fn records(&self) -> &[FactorRecord] {
+        &self.engine.records
+    }
+
+    /// Waits until all work is done. Tells of a step that the device refused meanwhile.
+    pub fn synchronize(&mut self) -> Result<()> {
+        self.settle()?;
+        self.deferred.take().map_or(Ok(()), Err)
+    }
+
+    /// Brings clocks, records and totals up to date with the device.
+    pub fn settle(&mut self) -> Result<()> {
+        if !self.engine.device.has_news() {
+            return Ok(());
+        }
+        self.engine.ask()?;
+        if let Err(error) = self.engine.report_refused() {
+            self.deferred = Some(error);
+        }
+        Ok(())
+    }
+
+    /// Whether a device failed in the middle of a step, so that parameters and state are in doubt.
+    pub fn is_lost(&self) -> bool {
+        self.lost
+    }
+
+    /// One step: updates the parameters in place. On an error, nothing has changed (unless
+    /// [`Optimizer::is_lost`]).
+    ///
+    /// The tensors must be valid for the call, disjoint where written, and in the plan's order.
+    pub fn step(&mut self, tensors: &Tensors, options: StepOptions) -> Result<Outcome> {
+        if let Some(error) = self.deferred.take() {
+            return Err(error);
+        }
+        let begun = Instant::now();
+        let lr = options.lr.unwrap_or(self.engine.config.lr);
+        let rules = Rules::new(&self.engine.config, -lr, options.grad_scale);
+        let waits = self.place_blocks(tensors);
+        let binding = Binding {
+            read: &self.arrays,
+            write: &self.arrays,
+            copies: &[],
+            sites: Sites::Listed(&self.sites),
+            infos: (0, 0),
+            workspace: (0, 0),
+            stream: tensors.stream,
+            joint: true,
+            strict: self.engine.config.nonfinite == Nonfinite::Error,
+            waits,
+        };
+        // SAFETY: the state is ours, and the tensors are valid for the call.
+        unsafe { self.engine.device.bind(&binding)? };
+        if let Some(block) = self.engine.inspect(&rules)? {
+            return self.engine.refuse(block);
+        }
+        let outcome = self.take_step(&rules, waits).map_err(|cause| self.lose(cause))?;
+        self.engine.totals.seconds_total += begun.elapsed().as_secs_f64();
+        Ok(outcome)
+    }
+
+    /// The part of a step that writes.
+    fn take_step(&mut self, rules: &Rules, waits: bool) -> Result<Outcome> {
+        self.engine.accumulate(rules)?;
+        let goes_on = if waits { self.engine.check(rules) } else { Ok(true) };
+        match &goes_on {
+            Ok(true) => self.engine.apply(rules)?,
+            // The step was held back: what was put on the queue before it still counts.
+            Ok(false) => {}
+            Err(cause) if cause.kind == Kind::NotFinite => {}
+            Err(_) => return goes_on.map(|_| Outcome::Skipped),
+        }
+        self.engine.device.finish()?;
+        self.engine.warn_left_out(self.engine.device.left_out());
+        goes_on.map(|taken| if taken { Outcome::Stepped } else { Outcome::Skipped })
+    }
+
+    /// An error of the device in the middle of a step leaves nothing to rely on, and says so.
+    fn lose(&mut self, mut error: Error) -> Error {
+        if error.kind != Kind::NotFinite {
+            self.lost = true;
+            error.message += "; the step was under way: parameters and state are lost, load a checkpoint into a new optimizer";
+        }
+        error
+    }
+
+    /// Writes down where every block is, and which take part. Says whether any of them is due for a check.
+    fn place_blocks(&mut self, tensors: &Tensors) -> bool {
+        let engine = &mut self.engine;
+        let mut waits = false;
+        for (index, param) in engine.plan.params.iter().enumerate() {
+            let Some(grad) = tensors.grads[index] else {
+                for block in param.blocks.clone() {
+                    self.sites[block].active = false;
+                    engine.takes_part[block] = false;
+                }
+                continue;
+            };
+            let own = tensors.params[index];
+            for block in param.blocks.clone() {
+                let offset = engine.plan.blocks[block].offset;
+                self.sites[block] = Site {
+                    param: own.data as u64 + (offset * own.dtype.size()) as u64,
+                    grad: grad.data as u64 + (offset * grad.dtype.size()) as u64,
+                    grad_dtype: grad.dtype,
+                    lr_scale: param.spec.lr_scale,
+                    decay: engine.config.weight_decay * param.spec.weight_decay_scale,
+                    active: true,
+                    ..Site::ABSENT
+                };
+                engine.takes_part[block] = true;
+            }
+            let next = engine.clocks[param.blocks.start].step + 1;
+            let mut factors = param.factors.clone();
+            let due =
+                |factor: usize| cadence::is_due(&engine.config, next, engine.records[factor].has_basis());
+            waits = waits || factors.any(due);
+        }
+        waits
+    }
+
+    /// Copies a slot of the state out.
+    pub fn read_slot(&mut self, slot: SlotId, bytes: &mut [u8]) -> Result<()> {
+        let at = self.slot_address(slot, bytes.len())?;
+        // SAFETY: the slot has that many bytes.
+        unsafe { self.engine.device.read(at, bytes) }
+    }
+
+    /// Copies a slot of the state in.
+    pub fn write_slot(&mut self, slot: SlotId, bytes: &[u8]) -> Result<()> {
+        let at = self.slot_address(slot, bytes.len())?;
+        // SAFETY: the slot has that many bytes.
+        unsafe { self.engine.device.write(bytes, at) }
+    }
+
+    fn slot_address(&self, slot: SlotId, len: usize) -> Result<u64> {
+        let bytes = self.plan().slots[slot].bytes();
+        if bytes != len {
+            return Err(Error::invalid(format!("a slot of the state has {bytes} bytes, not {len}")));
+        }
+        let (array, offset) = self.plan().place_of(slot);
+        Ok(self.arrays[array] + offset as u64)
+    }
+
+    /// Takes over clocks (by parameter), records (by factor) and totals that were checked against this optimizer.
+    pub fn restore(
+        &mut self,
+        clocks: &[Clock],
+        records: Vec<FactorRecord>,
+        steps: u64,
+        skipped_steps: u64,
+    ) -> Result<()> {
+        for (param, clock) in self.engine.plan.params.iter().zip(clocks) {
+            self.engine.clocks[param.blocks.clone()].fill(*clock);
+        }
+        self.engine.records = records;
+        self.engine.totals.steps = steps;
+        self.engine.totals.skipped_steps = skipped_steps;
+        self.deferred = None;
+        self.store_times()
+    }
+
+    /// Writes the clocks and records that the host has into the state.
+    fn store_times(&mut self) -> Result<()> {
+        let plan = self.engine.plan.clone();
+        for (number, stack) in plan.stacks.iter().enumerate() {
+            let mut words: Vec<u8> = Vec::new();
+            stack.blocks.iter().for_each(|block| {
+                words.extend_from_slice(bytemuck::bytes_of(&self.engine.clocks[*block]));
+            });
+            self.store_array(number, Content::Clock, &words)?;
+            words.clear();
+            for block in &stack.blocks {
+                let records = &self.engine.records[plan.blocks[*block].factors.clone()];
+                words.extend_from_slice(bytemuck::cast_slice(records));
+            }
+            self.store_array(number, Content::Record, &words)?;
+        }
+        Ok(())
+    }
+
+    fn store_array(&mut self, stack: usize, content: Content, bytes: &[u8]) -> Result<()> {
+        let Some(array) = self.plan().array(stack, content) else { return Ok(()) };
+        // SAFETY: the array of all blocks of the stack.
+        unsafe { self.engine.device.write(bytes, self.arrays[array]) }
+    }
+}
+
+impl Engine {
+    fn not_finite(&self, param: usize) -> Error {
+        let name = &self.plan.params[param].spec.name;
+        let message = format!(
+            "the gradient of parameter '{name}' is not finite, or its square overflows; expected finite values"
+        );
+        Error::new(Kind::NotFinite, message).at(param)
+    }
+
+    /// A joint step whose gradient is known not to be finite: nothing has changed.
+    fn refuse(&mut self, block: usize) -> Result<Outcome> {
+        let error = self.not_finite(self.plan.blocks[block].param);
+        if self.config.nonfinite == Nonfinite::Error {
+            return Err(error);
+        }
+        self.totals.skipped_steps += 1;
+        self.warn(&format!("step skipped: {}", error.message));
+        Ok(Outcome::Skipped)
+    }
+
+    /// Tells of the joint steps that the device did not take since the last readback. Such a step is an error, if
+    /// the configuration says so; then nothing has changed since.
+    pub(super) fn report_refused(&mut self) -> Result<()> {
+        self.warn_left_out(self.readback.left_out);
+        let refused = self.readback.refused;
+        if refused == 0 {
+            return Ok(());
+        }
+        self.totals.steps -= refused.min(self.totals.steps);
+        let Some(offender) = self.readback.offender else { return Ok(()) };
+        let mut error = self.not_finite(offender);
+        if self.config.nonfinite == Nonfinite::Error {
+            self.device.reopen();
+            if refused > 1 {
+                let after = refused - 1;
+                error.message +=
+                    &format!("; it was found {after} steps ago, and these were not taken either");
+            }
+            return Err(error);
+        }
+        self.totals.skipped_steps += refused;
+        self.warn(&format!("{refused} steps skipped: {}", error.message));
+        Ok(())
+    }
+}
+
+fn check_specs(config: &Config, specs: &[ParamSpec]) -> Result<()> {
+    if specs.is_empty() {
+        return Err(Error::invalid("count = 0: expected at least one parameter"));
+    }
+    let mut names: Vec<(&str, usize)> = specs.iter().enumerate().map(|(i, s)| (s.name.as_str(), i)).collect();
+    names.sort_unstable();
+    if let Some(pair) = names.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        let (first, second) = (pair[0].1, pair[1].1);
+        return Err(Error::invalid(format!(
+            "parameters {first} and {second} are both named '{}'; expected unique names",
+            pair[0].0
+        ))
+        .at(second));
+    }
+    for (index, spec) in specs.iter().enumerate() {
+        let refuse = |field: &str, value: f64, expected: &str| {
+            let name = &spec.name;
+            Err(Error::invalid(format!("parameter '{name}': {field} = {value}: expected {expected}"))
+                .at(index))
+        };
+        if !(spec.lr_scale.is_finite() && spec.lr_scale > 0.0) {
+            return refuse("lr_scale", spec.lr_scale, "a number > 0 (foam_param_init sets 1)");
+        }
+        if !(spec.weight_decay_scale.is_finite() && spec.weight_decay_scale >= 0.0) {
+            return refuse("weight_decay_scale", spec.weight_decay_scale, "a number >= 0");
+        }
+        if !(spec.root.is_finite() && spec.root >= 0.0) {
+            return refuse("root", spec.root, "a number >= 0, 0 for the configuration's");
+        }
+        if spec.grafting_only && config.grafting == Grafting::None {
+            let name = &spec.name;
+            return Err(Error::invalid(format!(
+                "parameter '{name}' is grafting-only but grafting = none; expected sgd, adagrad, rmsprop or adam"
+            ))
+            .at(index));
+        }
+    }
+    Ok(())
+}

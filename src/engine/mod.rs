@@ -1,0 +1,203 @@
+//! Algorithm 1, once: `accumulate`, `check` and `apply` over a State. The State is the arrays of stacks of equal
+//! blocks ([`plan`]); an optimizer handle owns one ([`Optimizer`]), a call on a stack borrows the caller's
+//! ([`session`]). Both run the same three verbs on the same [`Engine`], which submits them to a device.
+
+pub mod cache;
+mod check;
+mod diagnose;
+mod grafting;
+mod handle;
+pub mod plan;
+pub mod ports;
+pub mod rules;
+pub mod session;
+pub mod stack;
+pub mod stats;
+
+pub use handle::{Optimizer, Outcome, StepOptions, Tensors};
+pub use rules::Clock;
+
+use crate::config::{Config, Device as Place, InjectFault};
+use crate::device::cpu::Cpu;
+use crate::device::gpu::Gpu;
+use crate::device::{Device, INFO_IDLE, INFO_NOT_FINITE, Inspection, Readback};
+use crate::error::{Error, Result};
+use crate::memory::Allocator;
+use crate::preconditioner::{FactorRecord, policy};
+use plan::Plan;
+use rules::Rules;
+use stats::{Totals, Verb};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// How urgent a log line is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// Something that a user should look at.
+    Warning,
+    /// Something that a user may ignore.
+    Info,
+}
+
+/// Where log lines go.
+pub type Log = Box<dyn Fn(Level, &str) + Send>;
+
+/// The three verbs over a State, and what the host knows of that State.
+pub struct Engine {
+    config: Config,
+    plan: Arc<Plan>,
+    device: Box<dyn Device>,
+    /// The clock of every block, as far as the host knows it.
+    clocks: Vec<Clock>,
+    /// The record of every factor, as far as the host knows it.
+    records: Vec<FactorRecord>,
+    /// Which blocks take part in the step under way.
+    takes_part: Vec<bool>,
+    /// The state is the caller's: clocks and records have to be read in every call.
+    borrowed: bool,
+    readback: Readback,
+    bases: Vec<bool>,
+    totals: Totals,
+    log: Log,
+}
+
+impl Engine {
+    /// An engine for `plan` on the configuration's device; without an allocator, state and workspace are borrowed.
+    fn new(config: Config, plan: Plan, allocator: Option<Allocator>, log: Log) -> Result<Engine> {
+        let plan = Arc::new(plan);
+        let keeps_diagonals = policy::adopts_diagonal(config.policy);
+        let device: Box<dyn Device> = match config.device.kind {
+            Place::CPU_KIND => {
+                Box::new(Cpu::new(plan.clone(), config.num_threads as usize, keeps_diagonals, allocator)?)
+            }
+            Place::CUDA_KIND => {
+                Box::new(Gpu::new(plan.clone(), config.device.id, keeps_diagonals, allocator)?)
+            }
+            _ => return Err(config.device.unknown()),
+        };
+        Ok(Engine {
+            clocks: vec![Clock::START; plan.blocks.len()],
+            records: first_records(&plan),
+            takes_part: vec![false; plan.blocks.len()],
+            borrowed: allocator.is_none(),
+            readback: Readback::default(),
+            bases: vec![false; plan.stacks.len()],
+            totals: Totals::default(),
+            config,
+            plan,
+            device,
+            log,
+        })
+    }
+
+    /// Looks at the gradients, before anything is written. Gives the first block whose gradient is not finite, if
+    /// that is known.
+    fn inspect(&mut self, rules: &Rules) -> Result<Option<usize>> {
+        let inspection = self.timed(Verb::Inspect, |this| this.device.inspect(rules))?;
+        Ok(match inspection {
+            Inspection::Known(block) => block,
+            Inspection::Pending => None,
+        })
+    }
+
+    /// First part of a step: advances the clocks of the blocks that take part, and adds their gradients to the
+    /// statistics. Comes after `inspect`.
+    fn accumulate(&mut self, rules: &Rules) -> Result<()> {
+        self.totals.steps += 1;
+        let knows_the_step = !self.borrowed || self.device.is_synchronous();
+        if self.fault() == InjectFault::Panic && knows_the_step {
+            panic!("injected fault: panic");
+        }
+        self.timed(Verb::Accumulate, |this| this.device.accumulate(rules))?;
+        for (clock, takes_part) in self.clocks.iter_mut().zip(&self.takes_part) {
+            // What the device did, or will report in a readback that it could not do.
+            *clock = if *takes_part { rules.tick(*clock).clock } else { *clock };
+        }
+        Ok(())
+    }
+
+    /// Last part of a step: moments, direction, momentum, and the parameters or their updates.
+    fn apply(&mut self, rules: &Rules) -> Result<()> {
+        let (plan, records) = (&self.plan, &self.records);
+        for (basis, stack) in self.bases.iter_mut().zip(&plan.stacks) {
+            let mut factors = stack.blocks.iter().flat_map(|block| plan.blocks[*block].factors.clone());
+            *basis = factors.any(|factor| self.borrowed || records[factor].has_basis());
+        }
+        self.timed(Verb::Apply, |this| this.device.apply(rules, &this.bases))
+    }
+
+    /// Asks the device what the host has to know, and takes it over. Refuses clocks and records that no verb wrote.
+    fn ask(&mut self) -> Result<()> {
+        self.device.readback(&mut self.readback)?;
+        if self.borrowed {
+            self.refuse_foreign_words()?;
+        }
+        let known = std::mem::take(&mut self.readback);
+        if !self.borrowed {
+            for (factor, (before, after)) in self.records.iter().zip(&known.records).enumerate() {
+                self.remark(factor, before, after);
+            }
+        }
+        self.clocks.copy_from_slice(&known.clocks);
+        // A call that uses no records brings none.
+        if !known.records.is_empty() {
+            self.records.copy_from_slice(&known.records);
+        }
+        for (takes_part, info) in self.takes_part.iter_mut().zip(&known.infos) {
+            *takes_part = info & (INFO_IDLE | INFO_NOT_FINITE) == 0;
+        }
+        self.readback = known;
+        Ok(())
+    }
+
+    fn refuse_foreign_words(&self) -> Result<()> {
+        let expected = "expected a state that foam_stack_reset and the verbs wrote";
+        if let Some(block) = self.readback.clocks.iter().position(|clock| !clock.is_sound()) {
+            let Clock { step, weight } = self.readback.clocks[block];
+            let message = format!("clock of block {block}: step {step}, weight {weight}; {expected}");
+            return Err(Error::invalid(message));
+        }
+        if let Some(factor) = self.readback.records.iter().position(|record| !record.is_sound()) {
+            let (plan, record) = (&self.plan.factors[factor], &self.readback.records[factor]);
+            return Err(Error::invalid(format!(
+                "record of block {}, axis {}: epsilon {}, {:?}; {expected}",
+                plan.block, plan.axis, record.gauges.epsilon, record.counters
+            ))
+            .on_axis(plan.axis));
+        }
+        Ok(())
+    }
+
+    /// The fault that is to happen in the current step.
+    fn fault(&self) -> InjectFault {
+        if self.totals.steps >= self.config.inject_fault_step as u64 {
+            self.config.inject_fault
+        } else {
+            InjectFault::None
+        }
+    }
+
+    fn warn(&self, message: &str) {
+        (self.log)(Level::Warning, message);
+    }
+
+    fn warn_left_out(&self, blocks: u64) {
+        if blocks > 0 {
+            self.warn(&format!(
+                "the direction of {blocks} blocks overflowed and was left out; use a larger epsilon"
+            ));
+        }
+    }
+
+    fn timed<T>(&mut self, verb: Verb, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        let begun = Instant::now();
+        let result = work(self);
+        self.totals.seconds[verb as usize] += begun.elapsed().as_secs_f64();
+        result
+    }
+}
+
+/// The record of every factor before its first check.
+fn first_records(plan: &Plan) -> Vec<FactorRecord> {
+    plan.factors.iter().map(|factor| FactorRecord::new(factor.epsilon)).collect()
+}

@@ -1,0 +1,235 @@
+//! What each verb of a stack takes and gives: the one table that the C functions and the XLA handlers check their
+//! buffers against.
+
+use super::plan::{Array, Content, SlotKind};
+use super::stack::Stack;
+use crate::error::{Error, Kind, Result};
+use crate::tensor::{DType, Element, Precision};
+
+/// The verbs of a stack; one after the other they are a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// Inspect the gradients, tick the clocks, update the statistics.
+    Accumulate,
+    /// Sense, decide, refresh, re-damp, where a check is due.
+    Check,
+    /// Filter, direction, grafting, decay, momentum, update.
+    Apply,
+}
+
+impl Verb {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Verb::Accumulate => "accumulate",
+            Verb::Check => "check",
+            Verb::Apply => "apply",
+        }
+    }
+
+    fn reads(self, content: Content) -> bool {
+        use SlotKind::{Filter, InverseRoot, Moment, Momentum, Statistic};
+        match (self, content) {
+            (_, Content::Clock) => true,
+            (Verb::Accumulate, Content::Slot(kind, _)) => kind == Statistic,
+            (Verb::Check, Content::Record) => true,
+            (Verb::Check, Content::Slot(kind, _)) => !matches!(kind, Filter | Moment | Momentum),
+            (Verb::Apply, Content::Slot(kind, _)) => {
+                matches!(kind, InverseRoot | Filter | Moment | Momentum)
+            }
+            _ => false,
+        }
+    }
+
+    fn writes(self, content: Content) -> bool {
+        let read_only = match self {
+            Verb::Accumulate => None,
+            Verb::Check => Some(SlotKind::Statistic),
+            Verb::Apply => Some(SlotKind::InverseRoot),
+        };
+        let kept = match content {
+            Content::Clock => self != Verb::Accumulate,
+            Content::Record => false,
+            Content::Slot(kind, _) => read_only == Some(kind),
+        };
+        self.reads(content) && !kept
+    }
+}
+
+/// What a buffer is to a verb.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Gradients.
+    Grads,
+    /// Parameters.
+    Params,
+    /// Which blocks take part.
+    Active,
+    /// What happened to every block.
+    Info,
+    /// The updates.
+    Update,
+    /// An array of the state, by its place in the layout.
+    State(usize),
+    /// Workspace.
+    Workspace,
+}
+
+/// A buffer that a verb takes or gives.
+#[derive(Clone, Debug)]
+pub struct Port {
+    /// What it is.
+    pub role: Role,
+    /// Its name in messages.
+    pub name: String,
+    /// The element types that it may have.
+    pub elements: Vec<Element>,
+    /// Its dimensions after those of the batch.
+    pub tail: Vec<usize>,
+}
+
+/// What a verb takes and gives, in order.
+#[derive(Clone, Debug)]
+pub struct Ports {
+    /// Operands.
+    pub inputs: Vec<Port>,
+    /// Results.
+    pub outputs: Vec<Port>,
+}
+
+/// The port of one array of the state.
+fn state_port(place: usize, array: &Array) -> Port {
+    Port {
+        role: Role::State(place),
+        name: array.content.name(),
+        elements: vec![array.element],
+        tail: array.tail.clone(),
+    }
+}
+
+impl Ports {
+    /// The ports of `verb`.
+    pub fn new(verb: Verb, stack: &Stack, layout: &[Array], with_params: bool) -> Ports {
+        let port = |role, name: &str, elements: Vec<Element>, tail: &[usize]| Port {
+            role,
+            name: name.into(),
+            elements,
+            tail: tail.to_vec(),
+        };
+        let own = Element::Real(stack.dtype);
+        let mut inputs = Vec::new();
+        if verb != Verb::Check {
+            let any = DType::ALL.map(Element::Real).to_vec();
+            inputs.push(port(Role::Grads, "grads", any, &stack.dims));
+            inputs.extend(with_params.then(|| port(Role::Params, "params", vec![own], &stack.dims)));
+        }
+        inputs.push(match verb {
+            Verb::Accumulate => port(Role::Active, "active", vec![Element::I32], &[]),
+            _ => port(Role::Info, "info", vec![Element::I32], &[]),
+        });
+        let mut outputs = Vec::new();
+        if verb == Verb::Apply {
+            let mut elements = vec![own];
+            if stack.dtype.work() == Precision::F32 && stack.dtype != DType::F32 {
+                elements.push(Element::Real(DType::F32));
+            }
+            outputs.push(port(Role::Update, "update", elements, &stack.dims));
+        }
+        for (place, array) in layout.iter().enumerate() {
+            inputs.extend(verb.reads(array.content).then(|| state_port(place, array)));
+            outputs.extend(verb.writes(array.content).then(|| state_port(place, array)));
+        }
+        outputs.push(port(Role::Info, "info", vec![Element::I32], &[]));
+        outputs.push(port(Role::Workspace, "workspace", vec![Element::U8], &[]));
+        Ports { inputs, outputs }
+    }
+
+    /// Ports for all arrays of the state.
+    pub fn state(layout: &[Array]) -> Vec<Port> {
+        layout.iter().enumerate().map(|(place, array)| state_port(place, array)).collect()
+    }
+}
+
+impl Port {
+    /// Bytes of one block's part, for elements of type `element`.
+    pub fn stride(&self, element: Element) -> usize {
+        self.tail.iter().product::<usize>() * element.size()
+    }
+
+    /// What is expected, for example `f32[6,4,4]`.
+    pub fn expected(&self, batch: &[i64]) -> String {
+        let names: Vec<&str> = self.elements.iter().map(|e| e.name()).collect();
+        let shape: Vec<i64> = batch.iter().copied().chain(self.tail.iter().map(|d| *d as i64)).collect();
+        format!("{}{}", names.join(" or "), dims_text(&shape))
+    }
+
+    /// Checks a buffer of type `element` (or of one that is unknown here, called `called`) and of `shape`.
+    pub fn check(
+        &self,
+        batch: &[i64],
+        element: Option<Element>,
+        called: &str,
+        shape: &[i64],
+    ) -> Result<Element> {
+        let tail = self.tail.iter().map(|d| *d as i64);
+        let same_shape = shape.iter().copied().eq(batch.iter().copied().chain(tail));
+        match element.filter(|e| self.elements.contains(e)) {
+            Some(element) if same_shape => Ok(element),
+            _ => Err(Error::new(
+                Kind::ShapeMismatch,
+                format!("expected {}, got {called}{}", self.expected(batch), dims_text(shape)),
+            )),
+        }
+    }
+}
+
+/// A shape in messages: `[6,4]`.
+pub fn dims_text(shape: &[i64]) -> String {
+    let sizes: Vec<String> = shape.iter().map(i64::to_string).collect();
+    format!("[{}]", sizes.join(","))
+}
+
+/// A buffer that was checked against its port.
+#[derive(Clone, Copy, Debug)]
+pub struct Buffer {
+    /// First element.
+    pub data: *mut u8,
+    /// Type of its elements.
+    pub element: Element,
+    /// Bytes.
+    pub bytes: usize,
+}
+
+/// Refuses buffers that overlap where one is written, unless an operand is its own result, or the updates
+/// take the place of gradients (or parameters) of the same type. `say` names a port of the inputs or outputs.
+pub fn refuse_overlaps(
+    ports: &Ports,
+    inputs: &[Buffer],
+    outputs: &[Buffer],
+    say: impl Fn(bool, usize) -> String,
+) -> Result<()> {
+    let within = |a: &Buffer, b: &Buffer| {
+        (a.data as usize) < b.data as usize + b.bytes && (b.data as usize) < a.data as usize + a.bytes
+    };
+    let clash = |one: String, other: String| {
+        Err(Error::invalid(format!(
+            "{one} and {other} overlap in memory; expected what is written to overlap nothing else, or to be exactly its own input"
+        )))
+    };
+    for (place, output) in outputs.iter().enumerate() {
+        let role = ports.outputs[place].role;
+        for (other, input) in inputs.iter().enumerate().filter(|(_, input)| within(output, input)) {
+            let source = ports.inputs[other].role;
+            let paired =
+                source == role || role == Role::Update && matches!(source, Role::Grads | Role::Params);
+            let same = input.data == output.data && input.element == output.element;
+            if !(paired && same) {
+                return clash(say(false, other), say(true, place));
+            }
+        }
+        if let Some(other) = (0..place).find(|other| within(output, &outputs[*other])) {
+            return clash(say(true, other), say(true, place));
+        }
+    }
+    Ok(())
+}
