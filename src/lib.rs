@@ -7,18 +7,31 @@
 //!
 //! | module | is |
 //! | --- | --- |
-//! | [`abi`] | the only `extern "C"`: boundary, errors, configuration, handle, statistics, checkpoints, stacks, XLA handlers |
-//! | [`config`] | the hyperparameters: every option, its default, its range |
-//! | [`optimizer`] | Algorithm 1: parameters cut into blocks, the step's pipeline, the state's layout |
-//! | [`preconditioner`] | one Kronecker factor: its record, when it is checked, what is decided, the proven bound |
-//! | [`backend`] | the verbs that a device performs on batches of blocks; `cpu` does them with faer |
-//! | [`checkpoint`] | state to and from safetensors, atomically |
+//! | `abi` | the only `extern "C"`: boundary, errors, configuration, handle, statistics, checkpoints, stacks, XLA handlers |
+//! | `config` | the hyperparameters: every option, its default, its range |
+//! | `engine` | Algorithm 1, once: the plan (parameters → blocks → stacks), the State, `accumulate`, `check`, `apply`; grafting |
+//! | `preconditioner` | which arrays a preconditioner keeps, a factor's record, when it is checked, the policies, the proven bound |
+//! | `device` | the trait of a device and what it is told; `cpu` (faer, a private pool), `gpu` (verbs, kernels, tables) over `gpu::cuda` |
+//! | `checkpoint` | state to and from safetensors, atomically |
+//! | `error`, `memory`, `tensor` | the error enum; aligned, fallible memory; element types, once |
+//!
+//! A *State* is stacks of equal blocks: named arrays (`clock`, `record`, `statistic_0`, …) whose first dimension is
+//! the block. A handle owns one; the stack functions and the XLA handlers borrow the caller's; a checkpoint names its
+//! parts by parameter and block. The engine's three verbs are the same over both.
 //!
 //! # Glossary
 //! The paper's symbols, and the words for them here, in the ABI, in the statistics and in the documents.
 //!
 //! | word | symbol | meaning |
 //! | --- | --- | --- |
+//! | stack | | equal blocks, whose state lies in shared arrays |
+//! | slot | | one block's part of an array |
+//! | clock | t | steps that a block took part in, and the weight of its statistic |
+//! | record | | everything about a factor that is not an array of numbers: ε, proxies, counters |
+//! | site | | the caller's memory of one block |
+//! | rules | | the options of a step as plain numbers, as devices get them |
+//! | readback | | what a device tells the host, once per check |
+//! | pending | | a refresh whose outcome only the device knows yet |
 //! | block | G | a matrix (or tensor) piece of a parameter, no side larger than `max_factor_dim` |
 //! | factor | | what belongs to one axis of a block |
 //! | statistic | L, R | running second moment of the gradient along an axis |
@@ -29,7 +42,7 @@
 //! | relative change | RC | ‖(L̂+ε)^(−1/2) (L − L̂) (L̂+ε)^(−1/2)‖_F, in the stale basis |
 //! | alpha | α | ‖L̂^(−1/p)‖₂ / ‖L̂^(−1/p)‖_F |
 //! | proxy | h | α·RC/p, a first-order bound of the relative operator gap |
-//! | gap bound | h·g(m) | a bound that holds for any drift, see [`preconditioner::bound`] |
+//! | gap bound | h·g(m) | a bound that holds for any drift, see `preconditioner::bound` |
 //! | check period | f | steps between two checks of a factor |
 //! | tau | τ | the tolerated proxy |
 //! | refresh | EVD | a new basis and spectrum |

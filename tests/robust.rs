@@ -305,3 +305,43 @@ fn a_gradient_with_zeros_needs_no_grafting_epsilon() {
         }
     }
 }
+
+#[test]
+fn a_run_resumed_with_other_checks_takes_no_dead_step() {
+    for (cadence, grafting) in
+        [("reference", "adam"), ("reference", "none"), ("paper", "adam"), ("paper", "none")]
+    {
+        let specs = specs(Dtype::F64);
+        let options = |period: usize| {
+            format!(
+                "{OPTIONS} weight_decay=0 beta1=0 grafting={grafting} cadence=reference check_period={period}"
+            )
+        };
+        let mut before = Model::new("reference", &options(100), &specs);
+        let (mut params, mut random) = (start(&specs), Random::new(33));
+        (0..30).for_each(|_| before.step(&mut params, &gradients(&specs, &mut random, 1.0)));
+        assert_eq!(before.stats().checks, 0, "no basis yet");
+        let changed = format!("{} cadence={cadence}", options(20));
+        let mut after = Model::new("reference", &changed, &specs);
+        after.load(&before.save()).unwrap();
+        for step in 31..=45 {
+            let old = params.clone();
+            after.step(&mut params, &gradients(&specs, &mut random, 1.0));
+            for (old, new) in old.iter().zip(&params) {
+                let moved = difference(&old.values(), &new.values());
+                assert!(moved > 0.0, "{cadence}, {grafting}: step {step} moved nothing");
+            }
+        }
+        assert_eq!(after.factor((0, 0, 0)).last_refresh, 31, "the missing basis is made at once");
+    }
+}
+
+#[test]
+fn the_search_for_a_damping_ends_for_the_smallest_epsilon() {
+    let specs = specs(Dtype::F64);
+    let options = "policy=foam_certified check_period=2 beta2=0.9 merge_dims=false epsilon=1e-300 epsilon_max=1e-2 tau=1e-3";
+    let mut model = Model::new("reference", options, &specs);
+    let (mut params, mut random) = (start(&specs), Random::new(34));
+    (0..8).for_each(|_| model.step(&mut params, &gradients(&specs, &mut random, 1.0)));
+    assert_finite(&params, "epsilon = 1e-300");
+}

@@ -488,6 +488,33 @@ impl Plan {
     }
 }
 
+/// A block seen along one axis: `outer` slices of `dim` rows and `inner` columns.
+#[derive(Clone, Copy, Debug)]
+pub struct AxisView {
+    /// Slices.
+    pub outer: usize,
+    /// Rows of a slice.
+    pub dim: usize,
+    /// Columns of a slice; 1 for the last axis, whose slices are then seen as one matrix.
+    pub inner: usize,
+}
+
+impl AxisView {
+    /// The view of `dims` along `axis`.
+    pub fn new(dims: &[usize], axis: usize) -> AxisView {
+        AxisView {
+            outer: dims[..axis].iter().product(),
+            dim: dims[axis],
+            inner: dims[axis + 1..].iter().product(),
+        }
+    }
+
+    /// Whether there are axes with more than one element on both sides.
+    pub fn is_middle(&self) -> bool {
+        self.outer > 1 && self.inner > 1
+    }
+}
+
 /// More bytes than any machine can address: refused before the lists of blocks are built.
 const ADDRESSABLE: u128 = 1 << 46;
 

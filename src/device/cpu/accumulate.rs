@@ -2,9 +2,10 @@
 
 use super::product::{Span2, multiply, multiply_lower};
 use super::real::{Real, SPAN, sum_of_squares};
-use super::walks::{AxisView, Chunk, Tile};
+use super::walks::{Chunk, Tile};
 use super::{Cpu, Places, Precision, Shared, by_precision};
 use crate::device::{INFO_IDLE, INFO_NOT_FINITE};
+use crate::engine::plan::AxisView;
 use crate::engine::rules::Rules;
 use crate::tensor::{TensorRef, squared_norm_limit};
 

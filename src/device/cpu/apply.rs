@@ -6,10 +6,10 @@
 use super::accumulate::{Gradient, measure};
 use super::product::{Span2, multiply};
 use super::real::{Real, SPAN, wide_sum_of_squares};
-use super::walks::{AxisView, Chunk, Run, Tile};
+use super::walks::{Chunk, Run, Tile};
 use super::{BlockStep, Cpu, Direction, Places, Precision, Shared, by_precision};
 use crate::device::{INFO_IDLE, INFO_LEFT_OUT, INFO_NOT_FINITE};
-use crate::engine::plan::SlotId;
+use crate::engine::plan::{AxisView, SlotId};
 use crate::engine::rules::Rules;
 use crate::tensor::TensorRef;
 

@@ -3,7 +3,7 @@
 //! so that results are too.
 
 use super::real::SPAN;
-use crate::engine::plan::{BlockPlan, Plan};
+use crate::engine::plan::{AxisView, BlockPlan, Plan};
 use crate::memory::aligned;
 use std::ops::Range;
 
@@ -126,37 +126,6 @@ pub struct Tile {
     cost: u128,
 }
 
-/// A block seen along one axis: `outer` slices of `dim` rows and `inner` columns.
-#[derive(Clone, Copy, Debug)]
-pub struct AxisView {
-    /// Slices.
-    pub outer: usize,
-    /// Rows of a slice.
-    pub dim: usize,
-    /// Columns of a slice; 1 for the last axis, whose slices are then seen as one matrix.
-    pub inner: usize,
-}
-
-impl AxisView {
-    /// The view of `dims` along `axis`.
-    pub fn new(dims: &[usize], axis: usize) -> AxisView {
-        AxisView {
-            outer: dims[..axis].iter().product(),
-            dim: dims[axis],
-            inner: dims[axis + 1..].iter().product(),
-        }
-    }
-
-    /// Rows of the product's result that are shared out to tiles.
-    fn result_rows(&self) -> usize {
-        match (self.inner, self.outer) {
-            (1, outer) => outer,
-            (_, 1) => self.dim,
-            (_, outer) => outer,
-        }
-    }
-}
-
 /// A group of blocks that are worked on together; they share the workspace with the other waves.
 #[derive(Clone, Debug, Default)]
 pub struct Wave {
@@ -243,9 +212,9 @@ impl Walks {
                 let cost = (dim - start as u128) * panel.len() as u128 * (block.elements as u128 / dim);
                 wave.statistics.push(Tile { block: number, axis, panel, partial: 0, cost });
             }
-            for start in (0..view.result_rows()).step_by(PANEL) {
-                let panel = start..(start + PANEL).min(view.result_rows());
-                let cost = panel.len() as u128 * dim * block.elements as u128 / view.result_rows() as u128;
+            for start in (0..result_rows(&view)).step_by(PANEL) {
+                let panel = start..(start + PANEL).min(result_rows(&view));
+                let cost = panel.len() as u128 * dim * block.elements as u128 / result_rows(&view) as u128;
                 let partial = self.partials;
                 self.partials += usize::from(axis + 1 == order);
                 wave.products[axis].push(Tile { block: number, axis, panel, partial, cost });
@@ -264,6 +233,15 @@ impl Walks {
         let flops: u128 = wave.statistics.iter().map(|t| t.cost).sum();
         wave.parallel = flops > 400_000 || wave.chunks.len() > 4;
         self.waves.push(wave);
+    }
+}
+
+/// Rows of the product's result along an axis that are shared out to tiles.
+fn result_rows(view: &AxisView) -> usize {
+    match (view.inner, view.outer) {
+        (1, outer) => outer,
+        (_, 1) => view.dim,
+        (_, outer) => outer,
     }
 }
 

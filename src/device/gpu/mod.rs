@@ -561,7 +561,7 @@ impl Device for Gpu {
     fn finish(&mut self) -> Result<()> {
         let kernels = self.kernels.clone();
         let _current = kernels.device.enter()?;
-        self.in_call = false;
+        (self.in_call, self.dirty) = (false, true);
         if self.capturing { Ok(()) } else { self.mark(self.stream) }
     }
 

@@ -7,6 +7,7 @@ use super::kernels::index;
 use super::layout::{Batch, CHUNK};
 use super::tables::{Order, POSTED, Site, Stack, THREADS};
 use crate::device::{Rows, Site as CallerSite};
+use crate::engine::plan::AxisView;
 use crate::engine::rules::Rules;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Precision, squared_norm_limit};
@@ -226,30 +227,8 @@ pub(super) fn accumulate(gpu: &Gpu, rules: &Rules) -> Result<()> {
     Ok(())
 }
 
-/// A block seen along one axis: `outer` slices of `dim` rows and `inner` columns.
-#[derive(Clone, Copy)]
-struct View {
-    outer: usize,
-    dim: usize,
-    inner: usize,
-}
-
-impl View {
-    fn new(dims: &[usize], axis: usize) -> View {
-        View {
-            outer: dims[..axis].iter().product(),
-            dim: dims[axis],
-            inner: dims[axis + 1..].iter().product(),
-        }
-    }
-
-    fn is_middle(&self) -> bool {
-        self.outer > 1 && self.inner > 1
-    }
-}
-
 /// Unfolds every block of a stack from one place of the workspace to another.
-fn unfold(gpu: &Gpu, precision: Precision, batch: &Batch, from: u64, to: u64, view: View) -> Result<()> {
+fn unfold(gpu: &Gpu, precision: Precision, batch: &Batch, from: u64, to: u64, view: AxisView) -> Result<()> {
     let grid = by_chunk(batch);
     let numbers = [batch.elements, view.outer, view.dim, view.inner].map(|x| x as u32);
     let [elements, outer, dim, inner] = numbers;
@@ -260,7 +239,7 @@ fn unfold(gpu: &Gpu, precision: Precision, batch: &Batch, from: u64, to: u64, vi
 /// Statistic += U Uᵀ, U the unfolding of the gathered gradient along `axis`.
 fn add_statistic(gpu: &Gpu, batch: &Batch, stacked: &Stack, axis: usize) -> Result<()> {
     let (precision, count) = (batch.statistic, batch.count());
-    let view = View::new(&batch.dims, axis);
+    let view = AxisView::new(&batch.dims, axis);
     let mut source = stacked.work;
     if view.is_middle() {
         source += (count * batch.elements * precision.size()) as u64;
@@ -319,7 +298,7 @@ pub(super) fn apply(gpu: &Gpu, rules: &Rules) -> Result<()> {
 /// Inverse root × block along `axis`, from the first half of the workspace to the second.
 fn precondition(gpu: &Gpu, batch: &Batch, axis: usize, [from, to]: [u64; 2]) -> Result<()> {
     let (precision, count) = (batch.work, batch.count());
-    let view = View::new(&batch.dims, axis);
+    let view = AxisView::new(&batch.dims, axis);
     let n = view.dim;
     let factor = &gpu.plan.factors[gpu.plan.blocks[batch.block].factors.start + axis];
     let root = Operand { at: gpu.slot(factor.inverse_root), lead: n, stride: n * n, transposed: false };
@@ -336,7 +315,7 @@ fn precondition(gpu: &Gpu, batch: &Batch, axis: usize, [from, to]: [u64; 2]) -> 
             batch,
             from,
             to,
-            View { outer: n, dim: view.outer, inner: view.inner },
+            AxisView { outer: n, dim: view.outer, inner: view.inner },
         );
     }
     if view.inner == 1 {

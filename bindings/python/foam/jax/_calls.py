@@ -21,6 +21,7 @@ from ..errors import LibraryError
 from . import _compat
 from ._options import Options
 from ._plan import Stack
+from ._stats import HAS_BASIS
 
 __all__ = ["VERBS", "Settings", "register", "step", "target", "workspace"]
 
@@ -142,10 +143,14 @@ def _due(settings: Settings, known: Dict[str, Any]) -> Any:
     first = np.uint32(config.start_step or config.check_period)
     step, took_part = known["clock"][:, 0], (known["info"] & 3) == 0
     if config.cadence == _structs.CADENCE_PAPER:
-        checked = (step > 0) & ((step - np.uint32(1)) % period == 0)
+        begun = step > 0
+        checked = begun & ((step - np.uint32(1)) % period == 0)
     else:
+        begun = step >= first
         checked = (step == first) | ((step > first) & (step % period == 0))
-    return jnp.any(took_part & checked)
+    # A basis that should be there but is not is made at once.
+    missing = begun & jnp.any(known["record"][:, :, HAS_BASIS] == 0, axis=1)
+    return jnp.any(took_part & (checked | missing))
 
 
 def _of_kind(known: Dict[str, Any], prefix: str) -> List[str]:

@@ -47,6 +47,9 @@ COUNTERS = (
 )
 _TOTALS = COUNTERS[4:]
 
+#: The word of a record that is not 0 once there is a basis.
+HAS_BASIS = 2 * (len(GAUGES) + COUNTERS.index("has_basis"))
+
 #: Bits of ``info``.
 NO_PART, NOT_FINITE, OVERFLOWED, FELL_BACK = 1, 2, 4, 8
 
