@@ -100,13 +100,7 @@ pub fn passes(name: &str, language: Language, watch: Watch, include: &Path) {
     let source = root().join("tests/c").join(format!("{name}.c"));
     compile(&source, language, watch, include, &program);
 
-    let mut command = match watch {
-        Watch::Valgrind => Command::new("valgrind"),
-        _ => Command::new(&program),
-    };
-    if matches!(watch, Watch::Valgrind) {
-        command.args(MEMCHECK).arg(&program);
-    }
+    let mut command = watched(&program, watch);
     // Programs that write files take a folder; the one that loads the library itself takes the library.
     match name {
         "unload" => command.arg(LIBRARIES.join(soname())),
@@ -121,31 +115,17 @@ pub fn passes(name: &str, language: Language, watch: Watch, include: &Path) {
     expect_success(&command, &done, "");
 }
 
-/// Whether valgrind is to be used. Where it is missing it is installed with the system's package manager, unless
-/// the user leaves it out with `FOAM_SKIP_VALGRIND=1`.
-pub fn valgrind_wanted() -> bool {
-    if std::env::var("FOAM_SKIP_VALGRIND").is_ok_and(|value| value == "1") {
-        eprintln!("FOAM_SKIP_VALGRIND=1: not run under valgrind");
-        return false;
+/// The command that runs `program`, under valgrind where it is watched by it.
+pub fn watched(program: &Path, watch: Watch) -> Command {
+    if !matches!(watch, Watch::Valgrind) {
+        return Command::new(program);
     }
-    assert!(
-        *VALGRIND,
-        "valgrind could not be installed: install the package valgrind, or set FOAM_SKIP_VALGRIND=1 to leave it out"
-    );
-    true
+    let found = Command::new("valgrind").arg("--version").output().is_ok_and(|done| done.status.success());
+    assert!(found, "valgrind is missing: install the packages valgrind and libc6-dbg");
+    let mut command = Command::new("valgrind");
+    command.args(MEMCHECK).arg(program);
+    command
 }
-
-static VALGRIND: LazyLock<bool> = LazyLock::new(|| {
-    let found = || Command::new("valgrind").arg("--version").output().is_ok_and(|done| done.status.success());
-    if !found() {
-        eprintln!("valgrind is missing: installing it with apt-get");
-        let install =
-            "apt-get update -qq && apt-get install -y -qq --no-install-recommends valgrind libc6-dbg";
-        // Whether it worked is what `found` says.
-        let _ = Command::new("sh").args(["-c", install]).env("DEBIAN_FRONTEND", "noninteractive").status();
-    }
-    found()
-});
 
 /// Compiles the text of a program and runs it; gives what it prints.
 pub fn prints(name: &str, text: &str, language: Language) -> String {
