@@ -33,3 +33,10 @@ def test_the_readme_has_a_program_for_python_and_one_for_jax():
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_documented_programs_run(program, command, tmp_path):
     runs_and_prints(program, command, tmp_path)
+
+
+def test_the_table_of_memory_is_what_its_program_prints(command, tmp_path):
+    (program,) = (case.values[0] for case in PROGRAMS if case.id.startswith("docs/memory.md"))
+    printed = command("-c", program, cwd=tmp_path).stdout.splitlines()
+    lines = (ROOT / "docs/memory.md").read_text().splitlines()
+    assert len(printed) == 2 and set(printed) <= set(lines), printed
