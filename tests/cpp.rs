@@ -8,6 +8,8 @@
 
 #[path = "support/cpp.rs"]
 mod cpp;
+#[path = "support/document.rs"]
+mod document;
 #[path = "support/library.rs"]
 mod library;
 #[path = "support/program.rs"]
@@ -180,17 +182,16 @@ mod with_libtorch {
     use super::*;
 
     #[test]
-    fn the_program_of_the_readme_runs() {
+    fn the_documented_programs_run() {
         if !tier::runs(Need::Torch) {
             return;
         }
-        let readme = std::fs::read_to_string(root().join("README.md")).expect("the README is readable");
-        let (_, after) = readme.split_once("```c++\n").expect("the README has a libtorch program");
-        let (text, _) = after.split_once("```").expect("the program ends");
-        let source = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("readme_torch.cc");
-        std::fs::write(&source, text).expect("target/tmp is writable");
-        let source = source.to_str().expect("the checkout's path is text");
-        Program::new(&[source]).flag("-O0").flag("-g0").with_torch().prints(&[]);
+        for program in document::programs("c++") {
+            let source = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(program.name + ".cc");
+            std::fs::write(&source, program.text).expect("target/tmp is writable");
+            let source = source.to_str().expect("the checkout's path is text");
+            Program::new(&[source]).flag("-O0").flag("-g0").with_torch().prints(&[]);
+        }
     }
 
     #[test]

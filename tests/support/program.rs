@@ -141,6 +141,17 @@ pub fn prints(name: &str, text: &str, language: Language) -> String {
     String::from_utf8_lossy(&done.stdout).into_owned()
 }
 
+/// Compiles the text of a part of a program.
+pub fn compiles(name: &str, text: &str, language: Language) {
+    let folder = SCRATCH.join(format!("{name}-{language:?}"));
+    std::fs::create_dir_all(&folder).expect("the scratch folder is writable");
+    let source = folder.join("source.txt");
+    std::fs::write(&source, text).expect("the scratch folder is writable");
+    let mut command = compilation(&source, language, Watch::Nothing, &headers());
+    command.arg("-c").arg("-o").arg(folder.join(name));
+    finish_compiling(&mut command, Watch::Nothing);
+}
+
 /// The compiler that the environment variable names, or the usual one.
 pub fn compiler(variable: &str, usual: &str) -> Command {
     named_compiler(&std::env::var(variable).unwrap_or_else(|_| usual.to_string()))
@@ -155,6 +166,15 @@ pub fn named_compiler(name: &str) -> Command {
 }
 
 fn compile(source: &Path, language: Language, watch: Watch, include: &Path, program: &Path) {
+    let mut command = compilation(source, language, watch, include);
+    command.arg("-o").arg(program);
+    command.arg("-L").arg(&*LIBRARIES).arg(format!("-Wl,-rpath,{}", LIBRARIES.display()));
+    command.args(["-Wl,--as-needed", "-lfoam", "-lpthread", "-ldl", "-lm"]);
+    finish_compiling(&mut command, watch);
+}
+
+/// A compiler with its options and a source.
+fn compilation(source: &Path, language: Language, watch: Watch, include: &Path) -> Command {
     let (variable, default, options) = match language {
         Language::C11 => ("CC", "cc", ["-x", "c", "-std=c11"]),
         Language::Cpp17 => ("CXX", "c++", ["-x", "c++", "-std=c++17"]),
@@ -164,10 +184,11 @@ fn compile(source: &Path, language: Language, watch: Watch, include: &Path, prog
     if matches!(watch, Watch::Sanitizers) {
         command.args(SANITIZE);
     }
-    command.arg("-I").arg(include);
-    command.arg(source).arg("-o").arg(program);
-    command.arg("-L").arg(&*LIBRARIES).arg(format!("-Wl,-rpath,{}", LIBRARIES.display()));
-    command.args(["-Wl,--as-needed", "-lfoam", "-lpthread", "-ldl", "-lm"]);
+    command.arg("-I").arg(include).arg(source);
+    command
+}
+
+fn finish_compiling(command: &mut Command, watch: Watch) {
     let done = command.output().unwrap_or_else(|cause| {
         panic!("{command:?}: {cause}; install a C and a C++ compiler, or name them in CC and CXX")
     });
@@ -175,7 +196,7 @@ fn compile(source: &Path, language: Language, watch: Watch, include: &Path, prog
         Watch::Sanitizers => "If libasan or libubsan is missing: install the compiler's sanitizer libraries.",
         _ => "",
     };
-    expect_success(&command, &done, hint);
+    expect_success(command, &done, hint);
 }
 
 /// Panics with everything that the command said unless it succeeded.
