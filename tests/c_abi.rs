@@ -1,8 +1,8 @@
 //! The library as a C or C++ program sees it: each program of `tests/c` is compiled as C11 and as C++17 with
 //! all warnings on, run, and run again under valgrind and with the address and undefined-behaviour sanitizers.
 //!
-//! The compilers are `cc` and `c++`, or what `CC` and `CXX` name. valgrind has to be installed;
-//! `FOAM_SKIP_VALGRIND=1` leaves its tests out.
+//! The compilers are `cc` and `c++`, or what `CC` and `CXX` name. Where everything is run, valgrind has to
+//! be installed.
 
 #![cfg(target_os = "linux")]
 
@@ -10,6 +10,8 @@
 mod library;
 #[path = "support/program.rs"]
 mod program;
+#[path = "support/tier.rs"]
+mod tier;
 
 use program::{Language, Watch, frozen_headers, passes};
 
@@ -20,7 +22,8 @@ macro_rules! programs {
         const PROGRAMS: &[&str] = &[$($program),+];
 
         $(mod $claim {
-            use super::program::{Language, Watch, headers, passes, valgrind_wanted};
+            use super::program::{Language, Watch, headers, passes};
+            use super::tier::{self, Need};
 
             #[test]
             fn in_c11() {
@@ -34,7 +37,7 @@ macro_rules! programs {
 
             #[test]
             fn under_valgrind_without_errors_and_leaks() {
-                if valgrind_wanted() {
+                if tier::runs(Need::Valgrind) {
                     passes($program, Language::C11, Watch::Valgrind, &headers());
                 }
             }

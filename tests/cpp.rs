@@ -1,22 +1,30 @@
 //! The library as a C++ program sees it: foam.hpp with and without exceptions, foam_torch.hpp with libtorch, and both
 //! examples. Programs are compiled with all warnings on, run, and run again under valgrind and with sanitizers.
 //!
-//! The compiler is `c++`, or what `CXX` names. valgrind has to be installed, `FOAM_SKIP_VALGRIND=1` leaves its tests
-//! out. torch comes from the Python environment that the tests share, `tests/python/environment.sh`.
+//! The compiler is `c++`, or what `CXX` names. Where everything is run, valgrind has to be installed, and torch comes
+//! from a Python environment of the tests.
 
 #![cfg(target_os = "linux")]
 
 #[path = "support/cpp.rs"]
 mod cpp;
+#[path = "support/document.rs"]
+mod document;
 #[path = "support/library.rs"]
 mod library;
 #[path = "support/program.rs"]
 mod program;
+#[path = "support/python.rs"]
+mod python;
+#[path = "support/tier.rs"]
+mod tier;
 
-use cpp::{PYTHON, Program, STRICTER, run, torch_flags};
+use cpp::{Program, STRICTER, run, torch_flags};
 use library::root;
-use program::{STRICT, Watch, compiler, named_compiler, valgrind_wanted};
+use program::{STRICT, Watch, compiler, named_compiler};
+use python::Environment;
 use std::process::Command;
+use tier::Need;
 
 /// Makes three tests out of each program; the module's name says what the program shows.
 macro_rules! programs {
@@ -40,7 +48,7 @@ macro_rules! programs {
 
             #[test]
             fn under_valgrind_without_errors_and_leaks() {
-                if valgrind_wanted() {
+                if tier::runs(Need::Valgrind) {
                     program().watch(Watch::Valgrind).passes();
                 }
             }
@@ -71,11 +79,10 @@ fn units_with_and_without_exceptions_share_a_program() {
 fn golden_traces_and_resumed_runs_have_the_same_bits_in_python_and_cpp() {
     let program = Program::new(&["tests/cpp/trajectory.cc"]).build();
     let folder = program.parent().expect("the program lies in a folder");
-    let mut script = Command::new(&*PYTHON);
+    let mut script = Environment::Shared.command();
     script.arg(root().join("tests/cpp/across.py")).arg(&program).arg(folder);
     let packages = [root().join("bindings/python"), root().join("tests/python")];
     script.env("PYTHONPATH", std::env::join_paths(packages).expect("the checkout's path has no colon"));
-    script.env("FOAM_LIBRARY", library::shared_library()).env_remove("LD_LIBRARY_PATH");
     let printed = run(&mut script, "");
     assert!(printed.contains("36 golden runs and 2 resumed runs agree bit for bit"), "{printed}");
 }
@@ -158,7 +165,7 @@ mod the_framework_free_example {
 
     #[test]
     fn is_clean_under_valgrind() {
-        if valgrind_wanted() {
+        if tier::runs(Need::Valgrind) {
             let printed = example().watch(Watch::Valgrind).prints(&[&digits(), "2"]);
             assert_eq!(epochs(&printed, "loss ").len(), 2, "{printed}");
         }
@@ -175,23 +182,31 @@ mod with_libtorch {
     use super::*;
 
     #[test]
-    fn the_program_of_the_readme_runs() {
-        let readme = std::fs::read_to_string(root().join("README.md")).expect("the README is readable");
-        let (_, after) = readme.split_once("```c++\n").expect("the README has a libtorch program");
-        let (text, _) = after.split_once("```").expect("the program ends");
-        let source = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("readme_torch.cc");
-        std::fs::write(&source, text).expect("target/tmp is writable");
-        let source = source.to_str().expect("the checkout's path is text");
-        Program::new(&[source]).flag("-O0").flag("-g0").with_torch().prints(&[]);
+    fn the_documented_programs_run() {
+        if !tier::runs(Need::Torch) {
+            return;
+        }
+        for program in document::programs("c++") {
+            let source = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(program.name + ".cc");
+            std::fs::write(&source, program.text).expect("target/tmp is writable");
+            let source = source.to_str().expect("the checkout's path is text");
+            Program::new(&[source]).flag("-O0").flag("-g0").with_torch().prints(&[]);
+        }
     }
 
     #[test]
     fn the_optimizer_gives_the_bits_of_foam_h_and_archives_keep_them() {
+        if !tier::runs(Need::Torch) {
+            return;
+        }
         Program::new(&["tests/cpp/torch.cc"]).flag("-O0").flag("-g0").with_torch().passes();
     }
 
     #[test]
     fn the_example_trains_on_the_digits_and_resumes() {
+        if !tier::runs(Need::Torch) {
+            return;
+        }
         let printed = Program::new(&["examples/cpp/train_torch.cc"])
             .flag("-O0")
             .flag("-g0")
@@ -204,6 +219,9 @@ mod with_libtorch {
     /// The way to the current stream that needs CUDA's headers; without a device it can only be compiled.
     #[test]
     fn the_header_compiles_with_the_cuda_headers() {
+        if !tier::runs(Need::Torch) {
+            return;
+        }
         let flags = torch_flags(&["--cuda"]);
         let mut command = compiler("CXX", "c++");
         command.args(STRICT).args(STRICTER).args(flags.compiling);

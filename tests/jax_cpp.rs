@@ -7,22 +7,20 @@
 mod library;
 #[path = "support/program.rs"]
 mod program;
+#[path = "support/python.rs"]
+mod python;
+#[path = "support/tier.rs"]
+mod tier;
 
 use library::root;
 use program::{LIBRARIES, SCRATCH};
-use std::process::{Command, Stdio};
+use python::Environment;
 
 #[test]
 fn a_thin_handler_in_cpp_trains_in_place() {
-    let mut environment = Command::new(root().join("tests/python/environment.sh"));
-    let made = environment.stderr(Stdio::inherit()).output().expect("the environment's script runs");
-    assert!(made.status.success(), "{environment:?}: {}; its messages are above", made.status);
-    let printed = String::from_utf8_lossy(&made.stdout).into_owned();
-    let python = printed.lines().last().expect("the script prints the interpreter's path");
-
-    let mut command = Command::new(python);
+    let mut command = Environment::Shared.command();
     command.arg(root().join("examples/jax/cpp/train.py")).arg(&*LIBRARIES).arg(&*SCRATCH);
-    command.env("PYTHONDONTWRITEBYTECODE", "1").env("JAX_PLATFORMS", "cpu").env_remove("LD_LIBRARY_PATH");
+    command.env("JAX_PLATFORMS", "cpu");
     let done = command.output().unwrap_or_else(|cause| panic!("{command:?}: {cause}"));
     let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
     assert!(done.status.success(), "{command:?}: {}\n{out}{err}", done.status);

@@ -1,18 +1,21 @@
 //! What a user installs: the prefix with its CMake package and pkg-config files, and the wheel. Each test runs a script
 //! of `tests/packages` on the library that cargo built along with it.
 //!
-//! The scripts need cmake, make and pkg-config, which they install with `apt-get` where they are missing, and Python 3
-//! with its venv module. `FOAM_TEST_PYTHON` names another interpreter than `python3`, `CC` and `CXX` the compilers.
+//! The scripts need Python 3 with its venv module and binutils; those that are run where everything is, also cmake, make
+//! and pkg-config. `FOAM_TEST_PYTHON` names another interpreter than `python3`, `CC` and `CXX` the compilers.
 
 #![cfg(target_os = "linux")]
 
 #[path = "support/library.rs"]
 mod library;
+#[path = "support/tier.rs"]
+mod tier;
 
 use library::{root, shared_library};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
+use tier::Need;
 
 /// Variables that would lead a script to another library, compiler flag or place.
 const FOREIGN: [&str; 14] = [
@@ -101,6 +104,13 @@ fn on_the_prefix(script: &str) {
     run(script, &[]);
 }
 
+/// Runs a script on the moved prefix that needs CMake, make or pkg-config, if this tier does.
+fn with_a_build_system(script: &str) {
+    if tier::runs(Need::BuildSystems) {
+        on_the_prefix(script);
+    }
+}
+
 /// Runs a script on the wheel.
 fn on_the_wheel(script: &str) {
     run(script, &[("WHEEL", &WHEEL)]);
@@ -113,22 +123,22 @@ fn an_installation_is_complete_and_knows_no_path() {
 
 #[test]
 fn a_cmake_project_uses_the_moved_prefix_shared_and_static() {
-    on_the_prefix("cmake");
+    with_a_build_system("cmake");
 }
 
 #[test]
 fn cmake_refuses_other_versions_and_half_an_installation() {
-    on_the_prefix("cmake_requests");
+    with_a_build_system("cmake_requests");
 }
 
 #[test]
 fn pkg_config_links_with_the_moved_prefix() {
-    on_the_prefix("pkg_config");
+    with_a_build_system("pkg_config");
 }
 
 #[test]
 fn pkg_config_links_programs_that_hold_the_library() {
-    on_the_prefix("pkg_config_static");
+    with_a_build_system("pkg_config_static");
 }
 
 #[test]
@@ -138,7 +148,7 @@ fn uninstalling_leaves_nothing_behind_and_everything_else() {
 
 #[test]
 fn destdir_stages_an_installation() {
-    run("staging", &[]);
+    with_a_build_system("staging");
 }
 
 #[test]

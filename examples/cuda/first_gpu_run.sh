@@ -150,6 +150,6 @@ example() {
 stage "example" 30 example
 
 if [ "$tests" = yes ]; then
-  stage "tests" 40 cargo test --release --no-fail-fast
+  stage "tests" 40 env FOAM_TEST_ALL=1 cargo test --release --no-fail-fast
 fi
 finish

@@ -2,9 +2,10 @@
 
 use crate::cudasim;
 use crate::cudasim::simulate;
-use crate::library::{root, shared_library};
-use crate::nvidia::{cuda12, cuda13, runs, wanted};
+use crate::library::root;
+use crate::nvidia::{cuda12, cuda13, wanted};
 use crate::program::{LIBRARIES, SCRATCH, STRICT, compiler};
+use crate::python::{Environment, runs};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -60,11 +61,8 @@ fn the_cpp_example_trains_with_the_headers_of_cuda_13() {
 
 /// Runs Python, with the package and the library under test, on the simulator.
 fn python(arguments: &[&str]) -> String {
-    let environment = runs(&mut Command::new(root().join("tests/python/environment.sh")));
-    let interpreter = environment.lines().last().expect("the script prints the interpreter's path");
-    let mut command = Command::new(interpreter);
-    command.args(arguments).current_dir(root()).env("PYTHONPATH", root().join("bindings/python"));
-    command.env("FOAM_LIBRARY", shared_library()).env("PYTHONDONTWRITEBYTECODE", "1");
+    let mut command = Environment::Shared.command();
+    command.args(arguments).current_dir(root());
     runs(simulate(&mut command))
 }
 

@@ -19,10 +19,14 @@ mod library;
 mod nvidia;
 #[path = "../support/program.rs"]
 mod program;
+#[path = "../support/python.rs"]
+mod python;
 #[path = "../support/simulated.rs"]
 mod simulated;
 #[path = "../support/mod.rs"]
 mod support;
+#[path = "../support/tier.rs"]
+mod tier;
 
 mod cost;
 mod example;

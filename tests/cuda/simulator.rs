@@ -2,7 +2,7 @@
 //! caught: a use after free, a missing event, a short workspace, a race in shared memory, a leak, and more.
 
 use crate::library::root;
-use std::io::Write;
+use crate::tier::say;
 use std::process::Command;
 
 #[test]
@@ -18,5 +18,5 @@ fn the_simulator_has_teeth() {
         .filter_map(|line| line.strip_prefix("test result: ok. ")?.split(' ').next()?.parse::<u32>().ok())
         .sum();
     assert!(passed > 40, "{out}");
-    let _ = writeln!(std::io::stderr(), "tests/cudasim: {passed} passed");
+    say(&format!("tests/cudasim: {passed} passed"));
 }

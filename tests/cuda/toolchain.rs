@@ -2,10 +2,12 @@
 //!
 //! The packages are installed at the first run by `tests/cuda/environment.sh`, in `target/cuda-env` (CUDA 12.2, the
 //! oldest that is supported, and the newest ptxas of CUDA 12); CUDA 13 comes with the torch of `target/python-env`.
-//! `FOAM_SKIP_REAL_CUDA=1` leaves these tests out.
+//! They are run where everything is.
 
 use crate::library::{root, shared_library};
-use crate::nvidia::{cuda12, cuda13, python, runs, say, wanted};
+use crate::nvidia::{cuda12, cuda13, python, wanted};
+use crate::python::runs;
+use crate::tier::say;
 use std::process::Command;
 
 /// Runs a script with these arguments; gives what it says, and prints the end of it past the test harness.

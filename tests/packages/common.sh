@@ -16,18 +16,9 @@ fail() {
     exit 1
 }
 
-# need PROGRAM PACKAGE: installs the package if the program is missing. Scripts run side by side, so one at a time.
+# need PROGRAM PACKAGE: names the package if the program is missing.
 need() {
-    command -v "$1" >/dev/null && return
-    exec 8>"$SCRATCH/../apt.lock"
-    flock 8
-    if ! command -v "$1" >/dev/null; then
-        echo "$1 is missing: installing $2 with apt-get" >&2
-        export DEBIAN_FRONTEND=noninteractive
-        { apt-get update -qq && apt-get install -y -qq --no-install-recommends "$2"; } >&2 ||
-            fail "$1 could not be installed: install the package $2"
-    fi
-    exec 8>&-
+    command -v "$1" >/dev/null || fail "$1 is missing: install the package $2"
 }
 
 # install_foam OPTION…: installs the libraries under test.

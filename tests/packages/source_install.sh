@@ -29,9 +29,10 @@ from "$ROOT/bindings/python" "$ROOT"
 "$PYTHON" "$ROOT/bindings/python/build_wheel.py" --sdist --out archive
 from "archive/libfoam-$VERSION.tar.gz" '/.*'
 
-# The archive has what cargo needs, and only what is listed.
+# The archive has what cargo needs, and only what is listed. Crates of other platforms are in no new machine's cache.
 tar -xf "archive/libfoam-$VERSION.tar.gz"
-(cd "libfoam-$VERSION" && cargo metadata --quiet --offline --locked --format-version 1 >/dev/null) ||
+host=$(rustc -vV | sed -n 's/^host: //p')
+(cd "libfoam-$VERSION" && cargo metadata --quiet --locked --filter-platform "$host" --format-version 1 >/dev/null) ||
     fail "cargo does not accept the crate in the source archive"
 diff -r "$ROOT/src" "libfoam-$VERSION/src"
 grep -Fqx 'backend-path = ["bindings/python"]' "libfoam-$VERSION/pyproject.toml" || fail "the archive's backend is elsewhere"

@@ -1,10 +1,11 @@
-"""The examples and the README's Python programs run and say what they should."""
+"""The examples and the documented Python programs without PyTorch run and say what they should."""
 
 import re
 
 import pytest
 
 from conftest import ROOT
+from documents import programs, runs_and_prints
 
 
 def test_numpy_mlp_trains_and_records(command, tmp_path):
@@ -20,27 +21,22 @@ def test_numpy_mlp_trains_and_records(command, tmp_path):
     assert plotted.returncode == 0, plotted.stderr
 
 
-def test_torch_digits_trains_and_resumes(command):
-    done = command(ROOT / "examples/torch/digits.py")
-    assert done.returncode == 0, done.stderr
-    for label in ("AdamW", "FOAM"):
-        curve = re.search(rf"^{label} +loss by epoch ([\d. ]+)  test ([\d.]+) %", done.stdout, re.M)
-        losses = [float(loss) for loss in curve[1].split()]
-        assert losses[-1] < 0.05 * losses[0] and float(curve[2]) > 88, done.stdout
+PROGRAMS = programs(with_torch=False)
 
 
-README = (ROOT / "README.md").read_text()
-PROGRAMS = re.findall(r"^```python\n(.*?)^```", README, re.M | re.S)
+def test_the_readme_has_a_program_for_python_and_one_for_jax():
+    readme = [case.values[0] for case in PROGRAMS if case.id.startswith("README")]
+    assert any("foam.Optimizer(" in program for program in readme)
+    assert any("from foam.jax import foam" in program for program in readme)
 
 
-def test_the_readme_has_a_program_for_python_one_for_pytorch_and_one_for_jax():
-    assert any("foam.Optimizer(" in program for program in PROGRAMS)
-    assert any("from foam.jax import foam" in program for program in PROGRAMS)
-    assert any("foam.torch.FOAM(" in program for program in PROGRAMS)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_documented_programs_run(program, command, tmp_path):
+    runs_and_prints(program, command, tmp_path)
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.splitlines()[0])
-def test_the_readmes_programs_run(program, command, tmp_path):
-    done = command("-c", program, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip(), "it prints something"
+def test_the_table_of_memory_is_what_its_program_prints(command, tmp_path):
+    (program,) = (case.values[0] for case in PROGRAMS if case.id.startswith("docs/memory.md"))
+    printed = command("-c", program, cwd=tmp_path).stdout.splitlines()
+    lines = (ROOT / "docs/memory.md").read_text().splitlines()
+    assert len(printed) == 2 and set(printed) <= set(lines), printed

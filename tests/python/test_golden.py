@@ -1,12 +1,10 @@
-"""Golden traces give the same bits through C, raw ctypes, NumPy and PyTorch, and agree with the authors' code."""
+"""Golden traces give the same bits through C, raw ctypes and NumPy, and agree with the authors' code."""
 
 import ctypes
 
 import numpy as np
 import pytest
-import torch
 
-import foam.torch
 from c_side import trajectory
 from conftest import GOLDEN
 from foam import _library, _structs, replay
@@ -52,38 +50,19 @@ def raw(case, precision):
     return weights
 
 
-def with_torch_optimizer(case, precision):
-    """The weights after the last step through ``foam.torch.FOAM``."""
-    weights = [torch.nn.Parameter(torch.from_numpy(weight)) for weight in case.start(precision)]
-    options = dict(case.options)
-    lr = options.pop("lr")
-    if any(case.roots):
-        assert len(set(case.roots)) == 1, "one group has one root"
-        options["root"] = case.roots[0]
-    optimizer = foam.torch.FOAM(weights, lr=lr, preset=case.preset, **options)
-    for step in range(1, case.steps + 1):
-        for weight, gradient in zip(weights, case.gradients(step, precision)):
-            weight.grad = torch.from_numpy(gradient)
-        optimizer.step()
-    return [weight.detach().numpy() for weight in weights]
-
-
 @PRECISIONS
 @CASES
-def test_the_same_bits_through_c_ctypes_numpy_and_torch(path, precision, c_program, tmp_path):
+def test_the_same_bits_through_c_ctypes_and_numpy(path, precision, c_program, tmp_path):
     case = replay.load(path)
     report, with_numpy = replay.run(case, precision)
-    _, with_torch = replay.run(case, precision, convert=torch.from_numpy)
     gradients = [case.gradients(step, precision) for step in range(1, case.steps + 1)]
     names = [f"param_{index}" for index in range(len(case.roots))]
     start = case.start(precision)
     through_c = trajectory(c_program, tmp_path, names, start, gradients, case.preset, case.options, case.roots)
     assert report.passed, (report.errors, report.tolerances, report.differences[:5])
     assert report.compared > 0
-    others = (with_torch, with_torch_optimizer(case, precision), raw(case, precision))
-    for ours, c, first, *rest in zip(with_numpy, through_c, start, *others):
-        assert ours.tobytes() == c.tobytes()
-        assert all(ours.tobytes() == other.tobytes() for other in rest)
+    for ours, c, plain, first in zip(with_numpy, through_c, raw(case, precision), start):
+        assert ours.tobytes() == c.tobytes() == plain.tobytes()
         assert not np.array_equal(ours, first)
 
 

@@ -1,7 +1,8 @@
 //! Compiles C++ programs of `tests/cpp` and `examples/cpp` against the library under test and runs them.
 
 use super::library::root;
-use super::program::{LIBRARIES, MEMCHECK, SANITIZE, SCRATCH, STRICT, Watch, compiler, expect_success};
+use super::program::{LIBRARIES, SANITIZE, SCRATCH, STRICT, Watch, compiler, expect_success, watched};
+use super::python::Environment;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::LazyLock;
@@ -80,13 +81,7 @@ impl Program {
     /// Compiles it, runs it with a folder of its own as working directory, and gives what it prints.
     pub fn prints(self, arguments: &[&str]) -> String {
         let program = self.build();
-        let mut command = match self.watch {
-            Watch::Valgrind => Command::new("valgrind"),
-            _ => Command::new(&program),
-        };
-        if matches!(self.watch, Watch::Valgrind) {
-            command.args(MEMCHECK).arg(&program);
-        }
+        let mut command = watched(&program, self.watch);
         command.args(arguments).current_dir(self.folder());
         // The library is found by the path that the linker recorded, not by cargo's.
         command.env_remove("LD_LIBRARY_PATH");
@@ -121,16 +116,9 @@ pub struct Flags {
 /// Those of the tests' torch.
 pub static TORCH: LazyLock<Flags> = LazyLock::new(|| torch_flags(&[]));
 
-/// The Python of the environment that the tests share; made where it is missing.
-pub static PYTHON: LazyLock<String> = LazyLock::new(|| {
-    eprintln!("using the tests' Python environment, target/python-env, which is made on first use");
-    let said = run(Command::new("bash").arg(root().join("tests/python/environment.sh")), "");
-    said.lines().last().expect("environment.sh prints the path of its python").to_string()
-});
-
 /// What `examples/cpp/torch_flags.py` prints.
 pub fn torch_flags(arguments: &[&str]) -> Flags {
-    let mut script = Command::new(&*PYTHON);
+    let mut script = Environment::Full.command();
     script.arg(root().join("examples/cpp/torch_flags.py")).args(arguments);
     // The script prints assignments for a shell: a shell splits them as a user's would.
     let text = run(&mut script, "");

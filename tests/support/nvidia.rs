@@ -3,23 +3,14 @@
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use super::library::root;
-use std::io::Write;
-use std::process::{Command, Stdio};
+use super::python::{Environment, last_line};
+use super::tier::{self, Need};
+use std::process::Command;
 use std::sync::LazyLock;
 
-/// Whether NVIDIA's packages are to be used; only `FOAM_SKIP_REAL_CUDA=1` leaves them out, and says so.
+/// Whether NVIDIA's packages are to be used.
 pub fn wanted() -> bool {
-    let skipped = std::env::var("FOAM_SKIP_REAL_CUDA").is_ok_and(|value| value == "1");
-    if skipped {
-        let test = std::thread::current().name().unwrap_or_default().to_string();
-        say(&format!("NOT TESTED, because FOAM_SKIP_REAL_CUDA=1: {test}"));
-    }
-    !skipped
-}
-
-/// Prints a line past the test harness, which would swallow it, and in one piece.
-pub fn say(line: &str) {
-    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+    tier::runs(Need::Nvidia)
 }
 
 /// The interpreter that runs the scripts, which use nothing but its own library.
@@ -37,26 +28,8 @@ pub fn cuda12() -> &'static str {
 /// The folder of the packages of CUDA 13, which torch brings.
 pub fn cuda13() -> &'static str {
     static FOLDER: LazyLock<String> = LazyLock::new(|| {
-        let python = last_line(&mut Command::new(root().join("tests/python/environment.sh")));
         let say = "import sysconfig; print(sysconfig.get_path('purelib'))";
-        last_line(Command::new(python).args(["-c", say]))
+        last_line(Environment::Full.command().args(["-c", say]))
     });
     &FOLDER
-}
-
-/// Runs a command to its end; gives what it prints.
-pub fn runs(command: &mut Command) -> String {
-    let done = command.output().unwrap_or_else(|cause| panic!("{command:?}: {cause}"));
-    let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
-    assert!(done.status.success(), "{command:?}: {}\n{out}{err}", done.status);
-    out.into_owned()
-}
-
-/// The last line that a command prints. What else it has to say goes to the terminal: a first run takes long.
-fn last_line(command: &mut Command) -> String {
-    let done =
-        command.stderr(Stdio::inherit()).output().unwrap_or_else(|cause| panic!("{command:?}: {cause}"));
-    assert!(done.status.success(), "{command:?}: {}; its messages are above", done.status);
-    let printed = String::from_utf8_lossy(&done.stdout);
-    printed.lines().last().unwrap_or_else(|| panic!("{command:?} printed nothing")).to_string()
 }

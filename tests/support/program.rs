@@ -100,13 +100,7 @@ pub fn passes(name: &str, language: Language, watch: Watch, include: &Path) {
     let source = root().join("tests/c").join(format!("{name}.c"));
     compile(&source, language, watch, include, &program);
 
-    let mut command = match watch {
-        Watch::Valgrind => Command::new("valgrind"),
-        _ => Command::new(&program),
-    };
-    if matches!(watch, Watch::Valgrind) {
-        command.args(MEMCHECK).arg(&program);
-    }
+    let mut command = watched(&program, watch);
     // Programs that write files take a folder; the one that loads the library itself takes the library.
     match name {
         "unload" => command.arg(LIBRARIES.join(soname())),
@@ -121,31 +115,17 @@ pub fn passes(name: &str, language: Language, watch: Watch, include: &Path) {
     expect_success(&command, &done, "");
 }
 
-/// Whether valgrind is to be used. Where it is missing it is installed with the system's package manager, unless
-/// the user leaves it out with `FOAM_SKIP_VALGRIND=1`.
-pub fn valgrind_wanted() -> bool {
-    if std::env::var("FOAM_SKIP_VALGRIND").is_ok_and(|value| value == "1") {
-        eprintln!("FOAM_SKIP_VALGRIND=1: not run under valgrind");
-        return false;
+/// The command that runs `program`, under valgrind where it is watched by it.
+pub fn watched(program: &Path, watch: Watch) -> Command {
+    if !matches!(watch, Watch::Valgrind) {
+        return Command::new(program);
     }
-    assert!(
-        *VALGRIND,
-        "valgrind could not be installed: install the package valgrind, or set FOAM_SKIP_VALGRIND=1 to leave it out"
-    );
-    true
+    let found = Command::new("valgrind").arg("--version").output().is_ok_and(|done| done.status.success());
+    assert!(found, "valgrind is missing: install the packages valgrind and libc6-dbg");
+    let mut command = Command::new("valgrind");
+    command.args(MEMCHECK).arg(program);
+    command
 }
-
-static VALGRIND: LazyLock<bool> = LazyLock::new(|| {
-    let found = || Command::new("valgrind").arg("--version").output().is_ok_and(|done| done.status.success());
-    if !found() {
-        eprintln!("valgrind is missing: installing it with apt-get");
-        let install =
-            "apt-get update -qq && apt-get install -y -qq --no-install-recommends valgrind libc6-dbg";
-        // Whether it worked is what `found` says.
-        let _ = Command::new("sh").args(["-c", install]).env("DEBIAN_FRONTEND", "noninteractive").status();
-    }
-    found()
-});
 
 /// Compiles the text of a program and runs it; gives what it prints.
 pub fn prints(name: &str, text: &str, language: Language) -> String {
@@ -159,6 +139,17 @@ pub fn prints(name: &str, text: &str, language: Language) -> String {
     let done = command.output().unwrap_or_else(|cause| panic!("{command:?}: {cause}"));
     expect_success(&command, &done, "");
     String::from_utf8_lossy(&done.stdout).into_owned()
+}
+
+/// Compiles the text of a part of a program.
+pub fn compiles(name: &str, text: &str, language: Language) {
+    let folder = SCRATCH.join(format!("{name}-{language:?}"));
+    std::fs::create_dir_all(&folder).expect("the scratch folder is writable");
+    let source = folder.join("source.txt");
+    std::fs::write(&source, text).expect("the scratch folder is writable");
+    let mut command = compilation(&source, language, Watch::Nothing, &headers());
+    command.arg("-c").arg("-o").arg(folder.join(name));
+    finish_compiling(&mut command, Watch::Nothing);
 }
 
 /// The compiler that the environment variable names, or the usual one.
@@ -175,6 +166,15 @@ pub fn named_compiler(name: &str) -> Command {
 }
 
 fn compile(source: &Path, language: Language, watch: Watch, include: &Path, program: &Path) {
+    let mut command = compilation(source, language, watch, include);
+    command.arg("-o").arg(program);
+    command.arg("-L").arg(&*LIBRARIES).arg(format!("-Wl,-rpath,{}", LIBRARIES.display()));
+    command.args(["-Wl,--as-needed", "-lfoam", "-lpthread", "-ldl", "-lm"]);
+    finish_compiling(&mut command, watch);
+}
+
+/// A compiler with its options and a source.
+fn compilation(source: &Path, language: Language, watch: Watch, include: &Path) -> Command {
     let (variable, default, options) = match language {
         Language::C11 => ("CC", "cc", ["-x", "c", "-std=c11"]),
         Language::Cpp17 => ("CXX", "c++", ["-x", "c++", "-std=c++17"]),
@@ -184,10 +184,11 @@ fn compile(source: &Path, language: Language, watch: Watch, include: &Path, prog
     if matches!(watch, Watch::Sanitizers) {
         command.args(SANITIZE);
     }
-    command.arg("-I").arg(include);
-    command.arg(source).arg("-o").arg(program);
-    command.arg("-L").arg(&*LIBRARIES).arg(format!("-Wl,-rpath,{}", LIBRARIES.display()));
-    command.args(["-Wl,--as-needed", "-lfoam", "-lpthread", "-ldl", "-lm"]);
+    command.arg("-I").arg(include).arg(source);
+    command
+}
+
+fn finish_compiling(command: &mut Command, watch: Watch) {
     let done = command.output().unwrap_or_else(|cause| {
         panic!("{command:?}: {cause}; install a C and a C++ compiler, or name them in CC and CXX")
     });
@@ -195,7 +196,7 @@ fn compile(source: &Path, language: Language, watch: Watch, include: &Path, prog
         Watch::Sanitizers => "If libasan or libubsan is missing: install the compiler's sanitizer libraries.",
         _ => "",
     };
-    expect_success(&command, &done, hint);
+    expect_success(command, &done, hint);
 }
 
 /// Panics with everything that the command said unless it succeeded.

@@ -1,0 +1,96 @@
+//! What the documents say is true: their C and C++ programs compile without warnings and run, their options are the
+//! library's, with their defaults, and their links lead somewhere. Programs with libtorch are run by `tests/cpp.rs`,
+//! those in Python by `tests/python.rs`.
+
+#![cfg(target_os = "linux")]
+
+#[path = "support/document.rs"]
+mod document;
+#[path = "support/library.rs"]
+mod library;
+#[path = "support/program.rs"]
+mod program;
+
+use document::{page, pages, programs};
+use foam::config::{Config, OPTIONS};
+use program::{Language, compiles, prints};
+
+/// Runs every program in `block` as `language`; compiles those that are a part of one.
+fn run_all(block: &str, language: Language) {
+    for program in programs(block) {
+        if program.text.contains("int main(") {
+            let printed = prints(&program.name, &program.text, language);
+            assert!(!printed.trim().is_empty(), "{} prints nothing", program.name);
+        } else {
+            compiles(&program.name, &program.text, language);
+        }
+    }
+}
+
+#[test]
+fn the_programs_in_c_run_as_c_and_as_cpp() {
+    run_all("c", Language::C11);
+    run_all("c", Language::Cpp17);
+}
+
+#[test]
+fn the_programs_in_cpp_run() {
+    run_all("cpp", Language::Cpp17);
+}
+
+#[test]
+fn the_readme_has_programs_in_c_and_cpp() {
+    for block in ["c", "cpp"] {
+        assert!(programs(block).iter().any(|program| program.name.starts_with("README")), "{block}");
+    }
+}
+
+/// The options in a document's table, each of which has the library's default.
+fn options_with_true_defaults(path: &str) -> Vec<String> {
+    let text = page(path);
+    let (_, table) = text.split_once("| option | default |").unwrap_or_else(|| panic!("{path}: no table"));
+    let mut found = Vec::new();
+    for row in table.lines().skip(2).take_while(|line| line.starts_with('|')) {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let keys: Vec<&str> = cells[1].split(',').map(|key| key.trim().trim_matches('`')).collect();
+        let defaults: Vec<&str> = cells[2].split(',').map(|value| value.trim().trim_matches('`')).collect();
+        assert_eq!(keys.len(), defaults.len(), "{path}: {row}");
+        for (key, text) in keys.iter().zip(defaults) {
+            let mut config = Config::default();
+            config.set(key, text).unwrap_or_else(|error| panic!("{path}: {row}: {error:?}"));
+            assert_eq!(config, Config::default(), "{path} gives another default for {key}");
+            found.push(key.to_string());
+        }
+    }
+    found
+}
+
+#[test]
+fn the_page_of_options_has_each_with_its_default() {
+    let mut found = options_with_true_defaults("docs/options.md");
+    let mut expected: Vec<String> = OPTIONS.iter().map(|option| option.key.to_string()).collect();
+    found.sort();
+    expected.sort();
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn the_readme_has_the_defaults_of_eight_options() {
+    assert_eq!(options_with_true_defaults("README.md").len(), 8);
+}
+
+#[test]
+fn every_link_to_a_file_leads_to_one() {
+    let mut followed = 0;
+    for (path, text) in pages() {
+        let folder = library::root().join(&path).parent().expect("a page lies in a folder").to_path_buf();
+        for after in text.split("](").skip(1) {
+            let target = after.split(')').next().unwrap_or_default().split('#').next().unwrap_or_default();
+            if !target.is_empty() && !target.contains("://") {
+                assert!(folder.join(target).exists(), "{path} links to {target}, which is not there");
+                followed += 1;
+            }
+        }
+    }
+    assert!(followed > 20, "only {followed} links were found");
+}

@@ -1,0 +1,61 @@
+//! Which tests run. `cargo test` runs what a compiler, Python and small downloads suffice for;
+//! `FOAM_TEST_ALL=1 cargo test` runs everything. Nothing else decides.
+
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use std::io::Write;
+use std::sync::Mutex;
+
+/// What a test needs that the plain command does not fetch or ask for.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Need {
+    Torch,
+    OlderJax,
+    Nvidia,
+    BuildSystems,
+    Valgrind,
+}
+
+impl Need {
+    /// As it is named to the user.
+    fn text(self) -> &'static str {
+        match self {
+            Need::Torch => "torch, 6 GB",
+            Need::OlderJax => "older releases of JAX, 1.2 GB",
+            Need::Nvidia => "NVIDIA's compilers and libraries and torch, 8 GB",
+            Need::BuildSystems => "CMake, make and pkg-config",
+            Need::Valgrind => "valgrind",
+        }
+    }
+}
+
+/// Whether everything is to be run.
+pub fn all() -> bool {
+    match std::env::var("FOAM_TEST_ALL").as_deref() {
+        Ok("1") => true,
+        Ok("" | "0") | Err(std::env::VarError::NotPresent) => false,
+        other => panic!("FOAM_TEST_ALL is {other:?}: expected 1, 0 or nothing"),
+    }
+}
+
+/// Whether tests with this need are to be run. Where they are not, one line for all of them in this program says so.
+pub fn runs(need: Need) -> bool {
+    static SAID: Mutex<Vec<Need>> = Mutex::new(Vec::new());
+    if all() {
+        return true;
+    }
+    let mut said = SAID.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if !said.contains(&need) {
+        said.push(need);
+        let (program, text) = (env!("CARGO_CRATE_NAME"), need.text());
+        say(&format!(
+            "left out: tests of {program} that need {text}; to run them: FOAM_TEST_ALL=1 cargo test --test {program}"
+        ));
+    }
+    false
+}
+
+/// Prints a line past the test harness, which would swallow it, and in one piece.
+pub fn say(line: &str) {
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+}
