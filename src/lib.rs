@@ -39,11 +39,25 @@
 #![warn(clippy::undocumented_unsafe_blocks)]
 
 pub mod abi;
-pub mod backend;
-pub mod checkpoint;
+mod api;
+mod backend;
+mod checkpoint;
 pub mod config;
-pub mod error;
-pub mod memory;
-pub mod optimizer;
-pub mod preconditioner;
-pub mod tensor;
+mod error;
+mod memory;
+mod optimizer;
+mod preconditioner;
+mod tensor;
+
+pub use api::{
+    Branch, Counters, Element, FactorId, FactorStats, Gradient, Level, Memory, Optimizer, Outcome, Param,
+    Seconds, Stats, StepOptions, TensorMut, build_info,
+};
+pub use config::{Config, Device};
+pub use error::{Error, Kind as ErrorKind, Place, Result};
+pub use tensor::DType;
+
+/// The crate whose `bf16` and `f16` parameters may have, in the version that is used here.
+pub use half;
+/// The crate whose views are taken and whose arrays are returned, in the version that is used here.
+pub use ndarray;
