@@ -1,5 +1,8 @@
-//! libfoam: Shampoo whose damping and eigendecomposition frequency are steered, factor by factor,
-//! by a measured proxy of the staleness error (FOAM), behind a stable C ABI.
+//! libfoam: Shampoo whose damping and eigendecomposition frequency are controlled, factor by factor,
+//! by a measured proxy of the staleness error (FOAM). In Rust use [`Optimizer`]; for all other languages
+//! the crate is a shared library with a stable C ABI ([`abi`]).
+//!
+#![cfg_attr(any(doc, doctest), doc = include_str!("../docs/rust.md"))]
 //!
 //! # The map
 //! Data flows down this list and back once: gradient → statistic → sense → decide → refresh or
@@ -8,11 +11,12 @@
 //! | module | is |
 //! | --- | --- |
 //! | [`abi`] | the only `extern "C"`: boundary, errors, configuration, handle, statistics, checkpoints, stacks, XLA handlers |
+//! | `api` | the same for Rust: [`Optimizer`], its tensors, its statistics |
 //! | [`config`] | the hyperparameters: every option, its default, its range |
-//! | [`optimizer`] | Algorithm 1: parameters cut into blocks, the step's pipeline, the state's layout |
-//! | [`preconditioner`] | one Kronecker factor: its record, when it is checked, what is decided, the proven bound |
-//! | [`backend`] | the verbs that a device performs on batches of blocks; `cpu` does them with faer |
-//! | [`checkpoint`] | state to and from safetensors, atomically |
+//! | `optimizer` | Algorithm 1: parameters cut into blocks, the step's pipeline, the state's layout |
+//! | `preconditioner` | one Kronecker factor: its record, when it is checked, what is decided, the proven bound |
+//! | `backend` | the verbs that a device performs on batches of blocks; `cpu` does them with faer |
+//! | `checkpoint` | state to and from safetensors, atomically |
 //!
 //! # Glossary
 //! The paper's symbols, and the words for them here, in the ABI, in the statistics and in the documents.
@@ -29,7 +33,7 @@
 //! | relative change | RC | ‖(L̂+ε)^(−1/2) (L − L̂) (L̂+ε)^(−1/2)‖_F, in the stale basis |
 //! | alpha | α | ‖L̂^(−1/p)‖₂ / ‖L̂^(−1/p)‖_F |
 //! | proxy | h | α·RC/p, a first-order bound of the relative operator gap |
-//! | gap bound | h·g(m) | a bound that holds for any drift, see [`preconditioner::bound`] |
+//! | gap bound | h·g(m) | a bound that holds for any drift, see `preconditioner::bound` |
 //! | check period | f | steps between two checks of a factor |
 //! | tau | τ | the tolerated proxy |
 //! | refresh | EVD | a new basis and spectrum |

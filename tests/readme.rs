@@ -41,6 +41,12 @@ fn the_cpp_example_runs() {
 }
 
 #[test]
+fn the_rust_example_is_the_page_s_which_runs() {
+    let page = include_str!("../docs/rust.md");
+    assert!(page.contains(&example("rust")), "the README's Rust program is not in docs/rust.md");
+}
+
+#[test]
 fn every_option_is_in_the_table() {
     let readme = readme();
     for option in OPTIONS {

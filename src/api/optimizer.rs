@@ -192,7 +192,7 @@ impl Optimizer {
     /// use foam::{Config, Optimizer, Param, StepOptions};
     ///
     /// let mut optimizer = Optimizer::new(Config::default(), [Param::new("w", &[4])])?;
-    /// let mut w = [1.0f64 as f32; 4];
+    /// let mut w = [1.0f32; 4];
     /// for t in 0..10 {
     ///     let warm_up = StepOptions::default().lr(1e-3 * f64::from(t + 1) / 10.0);
     ///     optimizer.step_with(warm_up, [&mut w], [&[0.1f32; 4]])?;

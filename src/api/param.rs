@@ -36,6 +36,16 @@ impl Param {
         }
     }
 
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.spec.name
+    }
+
+    /// Its sizes.
+    pub fn shape(&self) -> &[usize] {
+        &self.spec.shape
+    }
+
     /// The type of the parameter's elements; its gradients may have another.
     pub fn dtype(mut self, dtype: DType) -> Param {
         self.spec.dtype = dtype;
