@@ -1,26 +1,31 @@
 //! What a step costs against what the hardware allows: `cargo bench --bench step [-- S1 S3 ...]`.
 //!
-//! Each work is measured at one and two threads: the plain step, the check step without an
+//! Each work is measured at one and two threads (many small blocks at one): the plain step, the check step without an
 //! eigendecomposition (proxies and re-damping of every factor), and the check step with one of every
 //! factor. Beside it, in the same run and interleaved with it, the bare faer products of the same
 //! flops as the plain step. Read the ratios: machines are noisy, ratios within one run are less so.
 
-#[path = "../tests/support/engine.rs"]
-mod engine;
-
-use engine::{Engine, Parameter};
 use faer::{Accum, MatMut, MatRef, Par, linalg::matmul::matmul};
+use foam::config::Policy;
+use foam::{Config, Optimizer, Param, Stats};
 use std::time::Instant;
 
-/// A work: its name, what it is, and the shapes of its parameters.
+/// A work: its name, what it is, the shapes of its parameters, and the numbers of threads to measure.
 struct Work {
     name: &'static str,
     what: &'static str,
-    shapes: Vec<Vec<i64>>,
+    shapes: Vec<Vec<usize>>,
+    threads: &'static [usize],
+}
+
+impl Work {
+    fn new(name: &'static str, what: &'static str, shapes: Vec<Vec<usize>>) -> Work {
+        Work { name, what, shapes, threads: &[1, 2] }
+    }
 }
 
 fn works() -> Vec<Work> {
-    let encoder = |d: i64| {
+    let encoder = |d: usize| {
         vec![
             vec![d, d],
             vec![d, 3 * d],
@@ -32,20 +37,23 @@ fn works() -> Vec<Work> {
             vec![d],
         ]
     };
+    let small = [vec![vec![64, 64]; 200], vec![vec![64]; 100]].concat();
     vec![
-        Work { name: "S1", what: "one 256x256", shapes: vec![vec![256, 256]] },
-        Work { name: "S2", what: "one 1024x1024", shapes: vec![vec![1024, 1024]] },
-        Work { name: "S3", what: "ViT-S/16 encoder block (384 wide)", shapes: encoder(384) },
-        Work { name: "S4", what: "GPT-2 small block (768 wide)", shapes: encoder(768) },
+        Work::new("S1", "one 256x256", vec![vec![256, 256]]),
+        Work::new("S2", "one 1024x1024", vec![vec![1024, 1024]]),
+        Work::new("S3", "ViT-S/16 encoder block (384 wide)", encoder(384)),
+        Work::new("S4", "GPT-2 small block (768 wide)", encoder(768)),
+        // What a step costs beside its products: the works above have few blocks, this one has many.
+        Work { threads: &[1], ..Work::new("S5", "many small: 200 of 64x64, 100 of 64", small) },
     ]
 }
 
-const LARGEST_SIDE: i64 = 1024;
+const LARGEST_SIDE: usize = 1024;
 
 /// (m, n) of every block of a shape, cut as the engine cuts it.
-fn blocks(shape: &[i64]) -> Vec<(usize, usize)> {
-    let cut = |d: i64| -> Vec<usize> {
-        (0..d).step_by(LARGEST_SIDE as usize).map(|s| (d - s).min(LARGEST_SIDE) as usize).collect()
+fn blocks(shape: &[usize]) -> Vec<(usize, usize)> {
+    let cut = |d: usize| -> Vec<usize> {
+        (0..d).step_by(LARGEST_SIDE).map(|s| (d - s).min(LARGEST_SIDE)).collect()
     };
     let (rows, cols) =
         if shape.len() == 1 { (vec![1], cut(shape[0])) } else { (cut(shape[0]), cut(shape[1])) };
@@ -128,31 +136,34 @@ fn multiply_all(share: Vec<Panel>) {
     }
 }
 
-/// An engine with its parameters and a few different gradients.
+/// An optimizer with its parameters and a few different gradients.
 struct Run {
-    engine: Engine<f32>,
+    optimizer: Optimizer,
     weights: Vec<Vec<f32>>,
     gradients: Vec<Vec<Vec<f32>>>,
     taken: usize,
 }
 
 impl Run {
-    fn new(work: &Work, threads: usize, options: &[(&str, &str)]) -> Run {
-        let params: Vec<_> = work.shapes.iter().map(|s| Parameter { shape: s.clone(), root: 0.0 }).collect();
-        let mut all = vec![("num_threads".to_string(), threads.to_string())];
-        all.extend(options.iter().map(|(k, v)| (k.to_string(), v.to_string())));
-        let engine = Engine::new("reference", &all, &params).expect("the engine takes the work");
-        let sizes: Vec<usize> = work.shapes.iter().map(|s| s.iter().product::<i64>() as usize).collect();
+    fn new(work: &Work, threads: usize, config: Config) -> Run {
+        let config = Config { num_threads: threads as i64, ..config };
+        let params = (0..).zip(&work.shapes).map(|(i, shape)| Param::new(format!("param_{i}"), shape));
+        let optimizer = Optimizer::new(config, params).expect("the optimizer takes the work");
+        let sizes: Vec<usize> = work.shapes.iter().map(|s| s.iter().product()).collect();
         let make = |seed: u64| sizes.iter().map(|n| noise(*n, seed + *n as u64)).collect::<Vec<_>>();
-        Run { engine, weights: make(7), gradients: (0..3).map(|s| make(100 + s)).collect(), taken: 0 }
+        Run { optimizer, weights: make(7), gradients: (0..3).map(|s| make(100 + s)).collect(), taken: 0 }
     }
 
     fn step(&mut self) -> f64 {
         let gradient = &self.gradients[self.taken % self.gradients.len()];
         self.taken += 1;
         let begun = Instant::now();
-        self.engine.step(&mut self.weights, gradient).expect("the step succeeds");
+        self.optimizer.step(&mut self.weights, gradient).expect("the step succeeds");
         begun.elapsed().as_secs_f64() * 1e3
+    }
+
+    fn stats(&mut self) -> Stats {
+        self.optimizer.stats().expect("a live optimizer has statistics")
     }
 }
 
@@ -165,16 +176,17 @@ fn measure(work: &Work, threads: usize) {
     let mut bare = Bare::new(work);
     let repeats = ((40e9 / bare.flops()) as usize).clamp(5, 200);
     // A first check at step 1 gives the basis; the next is far away, so every step is a plain one.
-    let mut plain = Run::new(work, threads, &[("start_step", "1"), ("check_period", "1000000")]);
+    let mut plain =
+        Run::new(work, threads, Config { start_step: 1, check_period: 1_000_000, ..Config::default() });
     // A check at every step that reuses the basis but always changes epsilon, and one that always refreshes.
-    let steered =
-        [("policy", "foam_no_refresh"), ("check_period", "1"), ("epsilon_max", "1e9"), ("tau", "1e-3")];
-    let mut reuse = Run::new(work, threads, &steered);
-    let mut refresh = Run::new(work, threads, &[("policy", "stale"), ("check_period", "1")]);
+    let always = Config { check_period: 1, ..Config::default() };
+    let steered = Config { policy: Policy::FoamNoRefresh, epsilon_max: 1e9, tau: 1e-3, ..always.clone() };
+    let mut reuse = Run::new(work, threads, steered);
+    let mut refresh = Run::new(work, threads, Config { policy: Policy::Stale, ..always });
     plain.step();
     plain.step();
     bare.run(threads);
-    let before = plain.engine.stats().expect("a live engine has figures");
+    let before = plain.stats().seconds;
     let (mut plain_times, mut bare_times) = (Vec::new(), Vec::new());
     for _ in 0..repeats {
         plain_times.push(plain.step());
@@ -186,13 +198,13 @@ fn measure(work: &Work, threads: usize) {
     let reuse_times = (0..(repeats / 4).clamp(3, 20)).map(|_| reuse.step()).collect();
     refresh.step();
     let refresh_times = (0..(repeats / 8).clamp(3, 10)).map(|_| refresh.step()).collect();
-    let after = plain.engine.stats().expect("a live engine has figures");
+    let after = plain.stats().seconds;
     let mean = |end: f64, start: f64| (end - start) * 1e3 / repeats as f64;
     let verbs = format!(
         "{:.2} + {:.2} + {:.2}",
-        mean(after.seconds_inspect, before.seconds_inspect),
-        mean(after.seconds_accumulate, before.seconds_accumulate),
-        mean(after.seconds_apply, before.seconds_apply)
+        mean(after.inspect, before.inspect),
+        mean(after.accumulate, before.accumulate),
+        mean(after.apply, before.apply)
     );
     let (p, b) = (median(plain_times), median(bare_times));
     let (c, e) = (median(reuse_times), median(refresh_times));
@@ -213,7 +225,7 @@ fn measure(work: &Work, threads: usize) {
 
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
-    println!("{}", engine::build_info());
+    println!("{}", foam::build_info());
     println!("f32, blocks up to {LARGEST_SIDE}, Adam grafting, p = 2; median milliseconds");
     println!(
         "{:<4} {:>7}  {:>10} {:>10} {:>6} {:>8}  {:>24}  {:>12} {:>12}",
@@ -228,8 +240,8 @@ fn main() {
         "check, EVD"
     );
     for work in works().iter().filter(|w| wanted.is_empty() || wanted.iter().any(|name| name == w.name)) {
-        for threads in [1, 2] {
-            measure(work, threads);
+        for threads in work.threads {
+            measure(work, *threads);
         }
     }
 }

@@ -7,8 +7,8 @@
 #[path = "../tests/support/golden/mod.rs"]
 mod golden;
 
+use foam::build_info;
 use golden::compare::Check;
-use golden::engine::build_info;
 use golden::{Case, Precision, Report, replay_on};
 use serde_json::{Value, json};
 use std::io::{self, Write};

@@ -1,4 +1,4 @@
-//! What can go wrong, as one enum: one sentence a variant, with the parameter's name in it.
+//! What can go wrong, as one enum: one sentence per variant, with the parameter's name in it.
 
 use std::fmt;
 
@@ -11,15 +11,9 @@ pub struct Place {
     pub axis: Option<usize>,
 }
 
-impl Place {
-    /// The place of parameter `index`.
-    pub fn param(index: usize) -> Self {
-        Place { param: Some(index), axis: None }
-    }
-}
-
 /// The kinds of error; each has a status code of its own in the C ABI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Kind {
     /// An argument is NULL, out of range, or contradicts another.
     InvalidArgument,
@@ -49,6 +43,7 @@ pub enum Kind {
 
 /// An error: what kind, where, and a sentence for a person.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Error {
     /// The kind, which decides the status code.
     pub kind: Kind,
@@ -65,40 +60,40 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
     /// An error of `kind` that says `message`.
-    pub fn new(kind: Kind, message: impl Into<String>) -> Self {
+    pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Self {
         Error { kind, place: Place::default(), native_code: 0, message: message.into() }
     }
 
     /// An [`Kind::InvalidArgument`] error.
-    pub fn invalid(message: impl Into<String>) -> Self {
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Error::new(Kind::InvalidArgument, message)
     }
 
     /// A [`Kind::BadCheckpoint`] error.
-    pub fn checkpoint(message: impl Into<String>) -> Self {
+    pub(crate) fn checkpoint(message: impl Into<String>) -> Self {
         Error::new(Kind::BadCheckpoint, message)
     }
 
     /// An [`Kind::OutOfMemory`] error for a request of `bytes`.
-    pub fn out_of_memory(what: &str, bytes: u128) -> Self {
+    pub(crate) fn out_of_memory(what: &str, bytes: u128) -> Self {
         Error::new(Kind::OutOfMemory, format!("out of memory: {what} needs {bytes} bytes"))
     }
 
     /// An [`Kind::Io`] error: what was being done, and what the system said.
-    pub fn io(doing: &str, cause: &std::io::Error) -> Self {
+    pub(crate) fn io(doing: &str, cause: &std::io::Error) -> Self {
         let mut error = Error::new(Kind::Io, format!("{doing}: {cause}"));
         error.native_code = cause.raw_os_error().unwrap_or(0);
         error
     }
 
     /// The same error, at a parameter.
-    pub fn at(mut self, param: usize) -> Self {
-        self.place = Place::param(param);
+    pub(crate) fn at(mut self, param: usize) -> Self {
+        self.place.param = Some(param);
         self
     }
 
     /// The same error, at an axis of its parameter.
-    pub fn on_axis(mut self, axis: usize) -> Self {
+    pub(crate) fn on_axis(mut self, axis: usize) -> Self {
         self.place.axis = Some(axis);
         self
     }

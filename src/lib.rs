@@ -1,5 +1,8 @@
-//! libfoam: Shampoo whose damping and eigendecomposition frequency are steered, factor by factor,
-//! by a measured proxy of the staleness error (FOAM), behind a stable C ABI.
+//! libfoam: Shampoo whose damping and eigendecomposition frequency are controlled, factor by factor,
+//! by a measured proxy of the staleness error (FOAM). In Rust use [`Optimizer`]; for all other languages
+//! the crate is a shared library with a stable C ABI ([`abi`]).
+//!
+#![cfg_attr(any(doc, doctest), doc = include_str!("../docs/rust.md"))]
 //!
 //! # The map
 //! Data flows down this list and back once: gradient → statistic → sense → decide → refresh or
@@ -7,8 +10,9 @@
 //!
 //! | module | is |
 //! | --- | --- |
-//! | `abi` | the only `extern "C"`: boundary, errors, configuration, handle, statistics, checkpoints, stacks, XLA handlers |
-//! | `config` | the hyperparameters: every option, its default, its range |
+//! | [`abi`] | the only `extern "C"`: boundary, errors, configuration, handle, statistics, checkpoints, stacks, XLA handlers |
+//! | `api` | the same for Rust: [`Optimizer`], its tensors, its statistics |
+//! | [`config`] | the hyperparameters: every option, its default, its range |
 //! | `engine` | Algorithm 1, once: the plan (parameters → blocks → stacks), the State, `accumulate`, `check`, `apply`; grafting |
 //! | `preconditioner` | which arrays a preconditioner keeps, a factor's record, when it is checked, the policies, the proven bound |
 //! | `device` | the trait of a device and what it is told; `cpu` (faer, a private pool), `gpu` (verbs, kernels, tables) over `gpu::cuda` |
@@ -52,11 +56,25 @@
 #![warn(clippy::undocumented_unsafe_blocks)]
 
 pub mod abi;
-pub mod checkpoint;
+mod api;
+mod checkpoint;
 pub mod config;
-pub mod device;
-pub mod engine;
-pub mod error;
-pub mod memory;
-pub mod preconditioner;
-pub mod tensor;
+mod device;
+mod engine;
+mod error;
+mod memory;
+mod preconditioner;
+mod tensor;
+
+pub use api::{
+    Branch, Counters, Element, FactorId, FactorStats, Gradient, Level, Memory, Optimizer, Outcome, Param,
+    Seconds, Stats, StepOptions, TensorMut, build_info,
+};
+pub use config::{Config, Device};
+pub use error::{Error, Kind as ErrorKind, Place, Result};
+pub use tensor::DType;
+
+/// The crate whose `bf16` and `f16` parameters may have, in the version that is used here.
+pub use half;
+/// The crate whose views are taken and whose arrays are returned, in the version that is used here.
+pub use ndarray;

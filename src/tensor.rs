@@ -33,7 +33,7 @@ impl DType {
     }
 
     /// Precision that the work on such a parameter is done in.
-    pub fn work(self) -> Precision {
+    pub(crate) fn work(self) -> Precision {
         if self == DType::F64 { Precision::F64 } else { Precision::F32 }
     }
 }

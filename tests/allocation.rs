@@ -4,6 +4,8 @@
 mod support;
 
 use foam::abi::*;
+use foam::{Config, Gradient, Optimizer, Param, TensorMut};
+use ndarray::Array2;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::mem::{MaybeUninit, size_of};
 use std::ptr::null_mut;
@@ -104,6 +106,23 @@ impl Loop {
     }
 }
 
+fn the_rust_api_adds_nothing() {
+    let config = Config { num_threads: 1, check_period: 1_000_000, start_step: 2, ..Config::default() };
+    let params = [Param::new("matrix", &[40, 30]), Param::new("vector", &[30]), Param::new("absent", &[3])];
+    let mut optimizer = Optimizer::new(config, params).unwrap();
+    let (mut matrix, mut vector, mut absent) = (Array2::<f32>::ones((40, 30)), vec![1.0f32; 30], [1.0f32; 3]);
+    let gradient = Array2::<f32>::ones((40, 30));
+    let mut steps = |count| {
+        for _ in 0..count {
+            let params: [TensorMut; 3] = [(&mut matrix).into(), (&mut vector).into(), (&mut absent).into()];
+            let grads: [Gradient; 3] = [(&gradient).into(), gradient.row(0).into(), Gradient::absent()];
+            optimizer.step(params, grads).unwrap();
+        }
+    };
+    steps(3);
+    assert_eq!(allocated(|| steps(50)), (0, 0), "calls and bytes of steps through the Rust API");
+}
+
 #[test]
 fn a_step_without_a_check_allocates_nothing_on_any_thread() {
     let (calls, _) = allocated(|| drop(std::hint::black_box(vec![0u8; 100])));
@@ -132,6 +151,7 @@ fn a_step_without_a_check_allocates_nothing_on_any_thread() {
             assert!(dirty < threads, "(calls, bytes) {rounds:?}: {threads} threads, {dtype:?}, '{variant}'");
         }
     }
+    the_rust_api_adds_nothing();
     let run = Loop::new("max_factor_dim=128 check_period=1 epsilon=1e-4 epsilon_max=1e-2", Dtype::F32);
     run.steps(3);
     let factors = run.model.stats().factors as usize;

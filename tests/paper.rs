@@ -5,12 +5,8 @@
 //! one exists if β is small enough. With a check at each step and a policy that never refreshes again, the second
 //! check measures L₂ against the basis of L₁.
 
-#[path = "support/engine.rs"]
-mod engine;
-
-use engine::{Engine, Parameter};
 use faer::{Mat, Side};
-use foam::abi::foam_factor_info;
+use foam::{Config, DType, FactorStats, Optimizer, Param};
 use serde_json::Value;
 
 /// Small enough to be nothing beside any eigenvalue here; the options refuse a zero.
@@ -36,7 +32,7 @@ fn factor(a: &Mat<f64>) -> Option<Mat<f64>> {
 
 /// What the engine says about the drift from `before` to `after`, and the true gap.
 struct Measured {
-    info: foam_factor_info,
+    info: FactorStats,
     gap: f64,
 }
 
@@ -58,18 +54,20 @@ fn two_steps(first: &Mat<f64>, second: &Mat<f64>, beta: f64, p: f64, options: &[
     // A fixed epsilon and a tolerance that nothing passes: the stale basis is kept and nothing is steered.
     let fixed = [("policy", "foam_fixed_epsilon"), ("tau", "1e9"), ("epsilon", NO_DAMPING)];
     let common = [("check_period", "1"), ("beta2", &beta), ("root", &p), ("lr", "0"), ("num_threads", "1")];
-    let options = fixed.iter().chain(&common).chain(options);
-    let options: Vec<_> = options.map(|(key, value)| (key.to_string(), value.to_string())).collect();
-    let parameter = Parameter { shape: vec![n as i64; 2], root: 0.0 };
-    let mut engine = Engine::<f64>::new("paper", &options, &[parameter]).unwrap();
-    let mut weights = [vec![0.0; n * n]];
-    for gradient in [first, second] {
-        let rows = (0..n * n).map(|at| gradient[(at / n, at % n)]).collect();
-        engine.step(&mut weights, &[rows]).unwrap();
+    let mut config = Config::preset("paper").unwrap();
+    for (key, value) in fixed.iter().chain(&common).chain(options) {
+        config.set(key, value).unwrap();
     }
-    let info = engine.factors().unwrap()[0];
-    assert_eq!((info.checks, info.evd_calls, info.reuse_calls), (2, 1, 1), "the stale basis was not kept");
-    Measured { info, gap: engine.exact_gap((0, 0, 0)).unwrap() }
+    let mut optimizer = Optimizer::new(config, [Param::new("w", &[n, n]).dtype(DType::F64)]).unwrap();
+    let mut weights = vec![0.0; n * n];
+    for gradient in [first, second] {
+        let rows: Vec<f64> = (0..n * n).map(|at| gradient[(at / n, at % n)]).collect();
+        optimizer.step([&mut weights], [&rows]).unwrap();
+    }
+    let info = optimizer.factors().unwrap()[0];
+    let counts = (info.counters.checks, info.counters.evd_calls, info.counters.reuse_calls);
+    assert_eq!(counts, (2, 1, 1), "the stale basis was not kept");
+    Measured { info, gap: optimizer.exact_gap(info.id).unwrap() }
 }
 
 #[track_caller]

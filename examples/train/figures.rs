@@ -1,9 +1,8 @@
 //! The four figures that this program draws.
 
 use crate::plot::{Figure, Mark, Panel, Rule, Series};
-use crate::session::Parameter;
 use crate::training::{Check, Run, Task};
-use foam::abi;
+use foam::{FactorId, Param};
 
 /// Colour, dashes and width of a policy's lines: Okabe and Ito's palette, which colour-blind readers can
 /// tell apart. `stale` is wide and drawn first, so that it shows where the others follow it.
@@ -20,7 +19,7 @@ const LOOKS: [(&str, &str, &str, f64); 7] = [
 /// What the figures need to know about the settings.
 pub struct Context<'a> {
     pub task: &'a Task,
-    pub parameters: &'a [Parameter],
+    pub parameters: &'a [Param],
     pub epsilon: f64,
     pub epsilon_max: f64,
     pub tau: f64,
@@ -113,11 +112,14 @@ pub fn proxy(runs: &[Run], context: &Context) -> Figure {
 /// Eigendecompositions done, as a share of those that stale Shampoo would have done by then.
 pub fn evd_rate(runs: &[Run], context: &Context) -> Figure {
     let mut panel = Panel { title: "EVDs done / scheduled, since the start".into(), ..Panel::default() };
-    for run in runs.iter().filter(|r| r.stats.checks > 0) {
+    for run in runs.iter().filter(|r| r.stats.counters.checks > 0) {
         let rate = |evds: u64, checks: u64| 100.0 * evds as f64 / checks as f64;
         let points = run.tallies.iter().map(|t| (t.step as f64, rate(t.evd_calls, t.checks))).collect();
-        let label =
-            format!("{} ({:.0} % in the end)", run.policy, rate(run.stats.evd_calls, run.stats.checks));
+        let label = format!(
+            "{} ({:.0} % in the end)",
+            run.policy,
+            rate(run.stats.counters.evd_calls, run.stats.counters.checks)
+        );
         panel.series.push(series(&run.policy, label, Mark::Line, points));
     }
     Figure {
@@ -146,22 +148,20 @@ fn describe(task: &Task) -> String {
 }
 
 fn is_refresh(check: &Check) -> bool {
-    use abi::{FOAM_BRANCH_EVD_CAP, FOAM_BRANCH_EVD_FIRST, FOAM_BRANCH_EVD_STALE, FOAM_BRANCH_EVD_THRESHOLD};
-    [FOAM_BRANCH_EVD_FIRST, FOAM_BRANCH_EVD_STALE, FOAM_BRANCH_EVD_CAP, FOAM_BRANCH_EVD_THRESHOLD]
-        .contains(&check.factor.last_branch)
+    check.factor.last_branch.is_refresh()
 }
 
 /// One panel for each factor, filled by `draw` from every run that measured a proxy.
 fn per_factor(runs: &[Run], context: &Context, draw: impl Fn(&Run, &[&Check], &mut Panel)) -> Vec<Panel> {
-    let sensing: Vec<&Run> = runs.iter().filter(|r| r.stats.proxy_calls > 0).collect();
-    let key = |c: &Check| (c.factor.param_index, c.factor.block, c.factor.axis, c.factor.dim);
+    let sensing: Vec<&Run> = runs.iter().filter(|r| r.stats.counters.proxy_calls > 0).collect();
+    let key = |c: &Check| (c.factor.id, c.factor.dim);
     let mut keys: Vec<_> = sensing.iter().flat_map(|r| &r.checks).map(key).collect();
     keys.sort_unstable();
     keys.dedup();
     keys.into_iter()
         .map(|place| {
-            let (param, block, axis, dim) = place;
-            let name = &context.parameters[param as usize].name;
+            let (FactorId { param, block, axis }, dim) = place;
+            let name = context.parameters[param].name();
             let block = if block > 0 { format!(", block {block}") } else { String::new() };
             let title = format!("{name}{block}, axis {axis} ({dim}×{dim})");
             let mut panel = Panel { title, ..Panel::default() };

@@ -11,17 +11,16 @@ mod plot;
 mod random;
 mod report;
 mod scale;
-mod session;
 mod training;
 
 use figures::Context;
+use foam::Config;
 use options::Options;
 use report::Progress;
-use session::{Config, Failure, Session};
 use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
-use training::{Run, Task};
+use training::{Run, Session, Task};
 
 /// Options that differ from the library's defaults.
 const SETTINGS: &[(&str, &str)] = &[
@@ -77,8 +76,8 @@ fn refuse(message: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-fn prepare(options: &Options) -> Result<(Task, Config, Vec<Session>), Failure> {
-    let mut config = Config::new()?;
+fn prepare(options: &Options) -> foam::Result<(Task, Config, Vec<Session>)> {
+    let mut config = Config::default();
     for (key, value) in SETTINGS {
         config.set(key, value)?;
     }
@@ -96,14 +95,14 @@ fn prepare(options: &Options) -> Result<(Task, Config, Vec<Session>), Failure> {
         batch: 128,
         epochs: options.epochs,
         seed: options.seed,
-        lr: config.number("lr")?,
+        lr: config.lr,
         warmup: 0.05,
     };
     let mut sessions = Vec::new();
     for policy in &options.policies {
         let mut own = config.clone();
         own.set("policy", policy)?;
-        sessions.push(Session::create(&own, &task.parameters())?);
+        sessions.push(Session::new(own, task.parameters())?);
     }
     Ok((task, config, sessions))
 }
@@ -118,7 +117,7 @@ fn work(
     let cannot_write = |error| format!("cannot write to {}: {error}", options.out.display());
     std::fs::create_dir_all(&options.out).map_err(cannot_write)?;
     let mut stdout = std::io::stdout();
-    writeln!(stdout, "{}\n{}", session::build_info(), introduction(task, config)?)?;
+    writeln!(stdout, "{}\n{}", foam::build_info(), introduction(task, config)?)?;
     let mut progress = Progress::new();
     let mut runs = Vec::new();
     for (policy, session) in options.policies.iter().zip(sessions) {
@@ -128,16 +127,16 @@ fn work(
     let context = Context {
         task,
         parameters: &task.parameters(),
-        epsilon: config.number("epsilon")?,
-        epsilon_max: config.number("epsilon_max")?,
-        tau: config.number("tau")?,
+        epsilon: config.epsilon,
+        epsilon_max: config.epsilon_max,
+        tau: config.tau,
     };
     let written = write_files(&options.out, &runs, &context).map_err(cannot_write)?;
     writeln!(stdout, "Written to {}: {}", options.out.display(), written.join(", "))?;
     Ok(())
 }
 
-fn introduction(task: &Task, config: &Config) -> Result<String, Failure> {
+fn introduction(task: &Task, config: &Config) -> foam::Result<String> {
     let mut named = Vec::new();
     for key in NAMED {
         named.push(format!("{key} = {}", config.get(key)?));

@@ -1,8 +1,7 @@
 //! What the program says: progress on stderr while it runs, the table on stdout, the rows of stats.csv.
 
-use crate::session::Parameter;
 use crate::training::Run;
-use foam::abi;
+use foam::Param;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
 use std::time::{Duration, Instant};
@@ -10,7 +9,7 @@ use std::time::{Duration, Instant};
 const BAR: usize = 28;
 /// Updates of the bar: often enough to look alive.
 const REDRAW: Duration = Duration::from_millis(100);
-/// Plain lines a run when stderr is a file.
+/// Plain lines per run when stderr is a file.
 const PLAIN_LINES: usize = 4;
 
 /// The progress of one run after another.
@@ -68,7 +67,7 @@ const HEADS: [[&str; 2]; 15] = [
     ["total", "s"],
 ];
 
-/// The comparison: one row a run.
+/// The comparison: one row per run.
 pub fn table(runs: &[Run]) -> String {
     let mut rows: Vec<Vec<String>> =
         (0..2).map(|line| HEADS.iter().map(|head| head[line].to_string()).collect()).collect();
@@ -91,21 +90,21 @@ fn cells(run: &Run) -> Vec<String> {
     let s = &run.stats;
     let (mean, p99) = mean_and_p99(&run.step_seconds);
     let test = run.tests.last().copied().unwrap_or(run.train);
-    let rate = match s.checks {
+    let rate = match s.counters.checks {
         0 => "–".to_string(),
-        checks => format!("{:.1} %", 100.0 * s.evd_calls as f64 / checks as f64),
+        checks => format!("{:.1} %", 100.0 * s.counters.evd_calls as f64 / checks as f64),
     };
     let mut row = vec![
         run.policy.clone(),
         format!("{:.5}", run.train.loss),
         format!("{:.4}", test.loss),
         format!("{:.2} %", 100.0 * test.accuracy),
-        format!("{}/{}", s.evd_calls, s.checks),
+        format!("{}/{}", s.counters.evd_calls, s.counters.checks),
         rate,
     ];
-    let verbs =
-        [s.seconds_inspect, s.seconds_accumulate, s.seconds_sense, s.seconds_refresh, s.seconds_redamp];
-    row.extend(verbs.into_iter().chain([s.seconds_apply]).map(|seconds| format!("{seconds:.3}")));
+    let s = &s.seconds;
+    let verbs = [s.inspect, s.accumulate, s.sense, s.refresh, s.redamp, s.apply];
+    row.extend(verbs.map(|seconds| format!("{seconds:.3}")));
     row.extend([format!("{:.2}", 1e3 * mean), format!("{:.2}", 1e3 * p99), format!("{:.2}", run.seconds)]);
     row
 }
@@ -119,7 +118,7 @@ fn mean_and_p99(seconds: &[f64]) -> (f64, f64) {
 }
 
 /// Every check of every factor, as comma-separated values; what does not exist is an empty cell.
-pub fn csv(runs: &[Run], parameters: &[Parameter]) -> String {
+pub fn csv(runs: &[Run], parameters: &[Param]) -> String {
     let mut text = String::from(
         "policy,step,param,block,axis,dim,epsilon,proxy,relative_change,alpha,gap_bound,noise_floor,\
          eigenvalue_min,eigenvalue_max,evd_calls,branch\n",
@@ -127,8 +126,8 @@ pub fn csv(runs: &[Run], parameters: &[Parameter]) -> String {
     for run in runs {
         for check in &run.checks {
             let f = &check.factor;
-            let name = &parameters[f.param_index as usize].name;
-            let _ = write!(text, "{},{},{name},{},{},{}", run.policy, check.step, f.block, f.axis, f.dim);
+            let (id, name) = (f.id, parameters[f.id.param].name());
+            let _ = write!(text, "{},{},{name},{},{},{}", run.policy, check.step, id.block, id.axis, f.dim);
             let measured = [f.epsilon, f.proxy, f.relative_change, f.alpha, f.gap_bound, f.noise_floor];
             for value in measured.into_iter().chain([f.eigenvalue_min, f.eigenvalue_max]) {
                 text.push(',');
@@ -136,26 +135,10 @@ pub fn csv(runs: &[Run], parameters: &[Parameter]) -> String {
                     let _ = write!(text, "{value:e}");
                 }
             }
-            let _ = writeln!(text, ",{},{}", f.evd_calls, branch(f.last_branch));
+            let _ = writeln!(text, ",{},{}", f.counters.evd_calls, f.last_branch.name());
         }
     }
     text
-}
-
-fn branch(number: i32) -> &'static str {
-    match number {
-        abi::FOAM_BRANCH_NONE => "none",
-        abi::FOAM_BRANCH_EVD_FIRST => "evd_first",
-        abi::FOAM_BRANCH_EVD_STALE => "evd_stale",
-        abi::FOAM_BRANCH_REUSE_RAISED => "reuse_raised",
-        abi::FOAM_BRANCH_REUSE_LOWERED => "reuse_lowered",
-        abi::FOAM_BRANCH_REUSE_FLOOR => "reuse_floor",
-        abi::FOAM_BRANCH_EVD_CAP => "evd_cap",
-        abi::FOAM_BRANCH_EVD_THRESHOLD => "evd_threshold",
-        abi::FOAM_BRANCH_REUSE_CLIPPED => "reuse_clipped",
-        abi::FOAM_BRANCH_REUSE_SAME => "reuse_same",
-        _ => "unknown",
-    }
 }
 
 #[cfg(test)]

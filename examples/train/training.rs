@@ -4,8 +4,9 @@ use crate::data::Images;
 use crate::network::{Evaluation, Layer, Network};
 use crate::random::Random;
 use crate::report::Progress;
-use crate::session::{Failure, Parameter, Session};
-use foam::abi::{foam_factor_info, foam_stats_info};
+use foam::{Config, FactorStats, Level, Optimizer, Param, Stats, StepOptions};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 /// What every run has in common.
@@ -22,10 +23,10 @@ pub struct Task {
     pub warmup: f64,
 }
 
-/// A factor's figures right after a check.
+/// A factor's statistics right after a check.
 pub struct Check {
     pub step: usize,
-    pub factor: foam_factor_info,
+    pub factor: FactorStats,
 }
 
 /// Counters of the whole optimizer right after a check.
@@ -33,6 +34,28 @@ pub struct Tally {
     pub step: usize,
     pub evd_calls: u64,
     pub checks: u64,
+}
+
+/// An optimizer, and what it had to warn about: it never prints itself.
+pub struct Session {
+    optimizer: Optimizer,
+    /// How often each warning came.
+    warnings: Arc<Mutex<BTreeMap<String, usize>>>,
+}
+
+impl Session {
+    /// Creates the optimizer; the configuration is validated as a whole here.
+    pub fn new(config: Config, params: Vec<Param>) -> foam::Result<Session> {
+        let warnings = Arc::<Mutex<BTreeMap<String, usize>>>::default();
+        let kept = warnings.clone();
+        let log = move |level, line: &str| {
+            if level == Level::Warning {
+                *kept.lock().unwrap_or_else(PoisonError::into_inner).entry(line.to_string()).or_default() +=
+                    1;
+            }
+        };
+        Ok(Session { optimizer: Optimizer::with_log(config, params, log)?, warnings })
+    }
 }
 
 /// The record of a run.
@@ -46,8 +69,8 @@ pub struct Run {
     pub train: Evaluation,
     pub checks: Vec<Check>,
     pub tallies: Vec<Tally>,
-    pub stats: foam_stats_info,
-    /// Wall time of each call of `foam_step`.
+    pub stats: Stats,
+    /// Wall time of each step of the optimizer.
     pub step_seconds: Vec<f64>,
     /// Wall time of everything, network included.
     pub seconds: f64,
@@ -81,12 +104,11 @@ impl Task {
     }
 
     /// The network's parameters as the optimizer is told about them.
-    pub fn parameters(&self) -> Vec<Parameter> {
+    pub fn parameters(&self) -> Vec<Param> {
         let layer = |(index, pair): (usize, &[usize])| {
-            let (inputs, outputs) = (pair[0] as i64, pair[1] as i64);
             [
-                Parameter { name: format!("layer{}.weight", index + 1), shape: vec![inputs, outputs] },
-                Parameter { name: format!("layer{}.bias", index + 1), shape: vec![outputs] },
+                Param::new(format!("layer{}.weight", index + 1), pair),
+                Param::new(format!("layer{}.bias", index + 1), &pair[1..]),
             ]
         };
         self.widths.windows(2).enumerate().flat_map(layer).collect()
@@ -94,7 +116,7 @@ impl Task {
 
     /// Trains a network from the task's seed: every run starts from the same weights and sees the
     /// same batches in the same order.
-    pub fn run(&self, policy: &str, mut session: Session, progress: &mut Progress) -> Result<Run, Failure> {
+    pub fn run(&self, policy: &str, mut session: Session, progress: &mut Progress) -> foam::Result<Run> {
         let start = Instant::now();
         let mut random = Random::new(self.seed);
         let mut network = Network::new(&self.widths, &mut random);
@@ -108,18 +130,20 @@ impl Task {
                 losses.push(loss);
                 let step = losses.len();
                 let clock = Instant::now();
-                session.step(&mut values_mut(&mut network.layers), &values(&gradient), self.lr_at(step))?;
+                let options = StepOptions::default().lr(self.lr_at(step));
+                let (params, grads) = (values_mut(&mut network.layers), values(&gradient));
+                session.optimizer.step_with(options, params, grads)?;
                 step_seconds.push(clock.elapsed().as_secs_f64());
-                recorder.look(step, &mut session)?;
+                recorder.look(step, &mut session.optimizer)?;
                 progress.show(policy, step, self.steps(), loss);
             }
             tests.push(network.evaluate(&self.test));
         }
-        for (warning, count) in session.warnings() {
+        for (warning, count) in &*session.warnings.lock().unwrap_or_else(PoisonError::into_inner) {
             eprintln!("{policy}: {count} × warning: {warning}");
         }
         let train = network.evaluate(&self.train);
-        let stats = session.stats()?;
+        let stats = session.optimizer.stats()?;
         let seconds = start.elapsed().as_secs_f64();
         let policy = policy.to_string();
         let Recorder { checks, tallies, .. } = recorder;
@@ -127,7 +151,7 @@ impl Task {
     }
 }
 
-/// Collects the factors' figures whenever the optimizer has checked them.
+/// Collects the factors' statistics whenever the optimizer has checked them.
 #[derive(Default)]
 struct Recorder {
     /// Checks of each factor so far.
@@ -137,17 +161,17 @@ struct Recorder {
 }
 
 impl Recorder {
-    fn look(&mut self, step: usize, session: &mut Session) -> Result<(), Failure> {
-        let stats = session.stats()?;
-        if stats.checks == self.tallies.last().map_or(0, |t| t.checks) {
+    fn look(&mut self, step: usize, optimizer: &mut Optimizer) -> foam::Result<()> {
+        let counters = optimizer.stats()?.counters;
+        if counters.checks == self.tallies.last().map_or(0, |t| t.checks) {
             return Ok(());
         }
-        self.tallies.push(Tally { step, evd_calls: stats.evd_calls, checks: stats.checks });
-        let factors = session.factors()?;
+        self.tallies.push(Tally { step, evd_calls: counters.evd_calls, checks: counters.checks });
+        let factors = optimizer.factors()?;
         self.seen.resize(factors.len(), 0);
         for (seen, factor) in self.seen.iter_mut().zip(factors) {
-            if factor.checks > *seen {
-                *seen = factor.checks;
+            if factor.counters.checks > *seen {
+                *seen = factor.counters.checks;
                 self.checks.push(Check { step, factor });
             }
         }
@@ -197,8 +221,8 @@ mod tests {
     fn slices_come_in_the_declared_order_and_size() {
         let task = task();
         let network = Network::new(&task.widths, &mut Random::new(1));
-        let sizes: Vec<i64> = values(&network.layers).iter().map(|v| v.len() as i64).collect();
-        let declared: Vec<i64> = task.parameters().iter().map(|p| p.shape.iter().product()).collect();
+        let sizes: Vec<usize> = values(&network.layers).iter().map(|v| v.len()).collect();
+        let declared: Vec<usize> = task.parameters().iter().map(|p| p.shape().iter().product()).collect();
         assert_eq!(sizes, declared);
     }
 }

@@ -11,10 +11,7 @@ use std::path::Path;
 
 fn load(optimizer: &mut Optimizer, bytes: &[u8]) -> Result<()> {
     let restored = format::decode(optimizer, bytes)?;
-    for (slot, bytes) in restored.buffers.iter().enumerate() {
-        optimizer.write_slot(slot, bytes)?;
-    }
-    optimizer.restore(&restored.clocks, restored.records, restored.steps, restored.skipped_steps)
+    format::restore(optimizer, restored)
 }
 
 /// Writes the whole state to a safetensors file, keyed by parameter name. The file appears whole or

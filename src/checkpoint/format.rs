@@ -195,6 +195,14 @@ pub fn decode(optimizer: &Optimizer, bytes: &[u8]) -> Result<Restored> {
     Ok(Restored { clocks, records, buffers, steps: count("steps")?, skipped_steps: count("skipped_steps")? })
 }
 
+/// Takes over what [`decode`] gave.
+pub fn restore(optimizer: &mut Optimizer, restored: Restored) -> Result<()> {
+    for (slot, bytes) in restored.buffers.iter().enumerate() {
+        optimizer.write_slot(slot, bytes)?;
+    }
+    optimizer.restore(&restored.clocks, restored.records, restored.steps, restored.skipped_steps)
+}
+
 /// The file's list of parameters must be the optimizer's, in any order.
 fn check_params(optimizer: &Optimizer, about: &Value) -> Result<()> {
     let empty = Vec::new();

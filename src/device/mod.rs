@@ -284,8 +284,8 @@ pub trait Device: Send {
     /// Whether verbs are done when they return, so that a readback costs nothing and every answer is known.
     fn is_synchronous(&self) -> bool;
 
-    /// Memory for a state of `bytes` bytes, all zero; the device frees it. Gives its address.
-    fn allocate_state(&mut self, bytes: usize) -> Result<u64>;
+    /// The address of the state that it owns, all zero at first; none if it works on a borrowed one.
+    fn state(&self) -> Option<u64>;
     /// Copies from the device's memory to the host's, after all work so far.
     ///
     /// # Safety

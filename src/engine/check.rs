@@ -9,6 +9,7 @@ use crate::device::{Pending, RedampOrder, RefreshOrder, Refreshed, Rung, Search,
 use crate::error::Result;
 use crate::preconditioner::policy::{self, Action, Sensed};
 use crate::preconditioner::{Branch, FactorRecord, bound, cadence};
+use crate::tensor::Precision;
 use std::cmp::Reverse;
 
 impl Engine {
@@ -195,7 +196,8 @@ impl Engine {
         let factor = order.factor;
         let none = f64::NAN;
         let with = |rung| Refreshed { rung, noise_floor: none, eigenvalue_min: none, eigenvalue_max: none };
-        let rung = if order.doubled { Rung::Double } else { Rung::Chosen };
+        let narrow = self.plan.param_of(factor).statistic == Precision::F32;
+        let rung = if order.doubled && narrow { Rung::Double } else { Rung::Chosen };
         let success = self.outcome(order, &with(rung));
         let failure = self.outcome(order, &with(Rung::Stale));
         pending.push(Pending { factor, success, failure });

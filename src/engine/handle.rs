@@ -63,8 +63,8 @@ impl Optimizer {
         config.validate()?;
         check_specs(&config, &specs)?;
         let plan = Plan::new(&config, specs)?;
-        let mut engine = Engine::new(config, plan, Some(allocator), log)?;
-        let base = engine.device.allocate_state(engine.plan.state_bytes)?;
+        let engine = Engine::new(config, plan, Some(allocator), log)?;
+        let base = engine.device.state().unwrap_or(0);
         let arrays = engine.plan.arrays.iter().map(|extent| base + extent.offset as u64).collect();
         let sites = vec![Site::ABSENT; engine.plan.blocks.len()];
         let mut made = Optimizer { engine, arrays, sites, deferred: None, lost: false };

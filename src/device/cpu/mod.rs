@@ -198,8 +198,7 @@ impl Shared {
 
 /// Memory that the device owns; on a borrowed state it owns nothing.
 struct Own {
-    allocator: Allocator,
-    state: Option<Arena>,
+    state: Arena,
     work: Arena,
     scratches: Arena,
 }
@@ -281,12 +280,13 @@ impl Cpu {
             },
         };
         if let Some(allocator) = allocator {
+            let state = Arena::zeroed(cpu.shared.plan.state_bytes, allocator, "the optimizer's state")?;
             let work = Arena::zeroed(cpu.shared.walks.work_bytes, allocator, "the workspace")?;
             let bytes = cpu.scratches.len() * cpu.shape.bytes();
             let scratches = Arena::zeroed(bytes, allocator, "the workspace of a check")?;
             cpu.shared.work = work.as_ptr();
             cpu.place_scratches(scratches.as_ptr());
-            cpu.own = Some(Own { allocator, state: None, work, scratches });
+            cpu.own = Some(Own { state, work, scratches });
         }
         Ok(cpu)
     }
@@ -334,14 +334,8 @@ impl Device for Cpu {
         true
     }
 
-    fn allocate_state(&mut self, bytes: usize) -> Result<u64> {
-        let Some(own) = self.own.as_mut() else {
-            return Err(Error::invalid("this device works on a borrowed state"));
-        };
-        let state = Arena::zeroed(bytes, own.allocator, "the optimizer's state")?;
-        let address = state.as_ptr() as u64;
-        own.state = Some(state);
-        Ok(address)
+    fn state(&self) -> Option<u64> {
+        self.own.as_ref().map(|own| own.state.as_ptr() as u64)
     }
 
     unsafe fn read(&mut self, from: u64, into: &mut [u8]) -> Result<()> {
@@ -370,7 +364,7 @@ impl Device for Cpu {
     fn footprint(&self) -> Footprint {
         let own = self.own.as_ref();
         Footprint {
-            state_host: own.and_then(|own| own.state.as_ref()).map_or(0, Arena::bytes),
+            state_host: own.map_or(0, |own| own.state.bytes()),
             state_device: 0,
             workspace: own.map_or(0, |own| own.work.bytes() + own.scratches.bytes()),
             threads: self.workers.threads(),

@@ -104,8 +104,9 @@ impl Gpu {
         let device = &kernels.device;
         let mut layout = Layout::new(&plan, keeps_diagonals)?;
         let factors = plan.factors.len();
-        let (tables, work) = match allocator {
+        let (state, tables, work) = match allocator {
             Some(allocator) => (
+                Some(Memory::new(device, plan.state_bytes, allocator, "the optimizer's state")?),
                 Memory::new(device, layout.tables.bytes, allocator, "the optimizer's tables")?,
                 Memory::new(device, layout.work_bytes, allocator, "the workspace")?,
             ),
@@ -113,7 +114,7 @@ impl Gpu {
                 // A refresh in double precision must find room, too.
                 let wide = plan.factors.iter().map(|f| Scratch::bytes(f.dim, 8, 1)).max().unwrap_or(0);
                 layout.work_bytes = layout.work_bytes.max(wide).next_multiple_of(ALIGNMENT);
-                (Memory::borrowed(device, 0, 0), Memory::borrowed(device, 0, layout.work_bytes))
+                (None, Memory::borrowed(device, 0, 0), Memory::borrowed(device, 0, layout.work_bytes))
             }
         };
         let incoming = Pinned::new(device, layout.tables.readback.next_multiple_of(8) + 2 * plan.head_bytes)?;
@@ -144,7 +145,7 @@ impl Gpu {
             reopen: false,
             is_ready: false,
             borrowed_bytes: 0,
-            state: None,
+            state,
             kernels: kernels.clone(),
             plan,
             layout,
@@ -159,7 +160,7 @@ impl Gpu {
         };
         match allocator {
             Some(_) => {
-                made.clear_tables()?;
+                made.clear_memory()?;
                 made.reserve_solver()?;
             }
             None => {
@@ -171,8 +172,11 @@ impl Gpu {
         Ok(made)
     }
 
-    /// The tables as they are before the first step.
-    fn clear_tables(&mut self) -> Result<()> {
+    /// State and tables as they are before the first step.
+    fn clear_memory(&mut self) -> Result<()> {
+        if let Some(state) = &self.state {
+            state.clear(self.own.raw())?;
+        }
         self.tables.clear(self.own.raw())?;
         let gate = Gate { bad: NONE, param: NONE, ..Gate::zeroed() };
         let blocks = self.plan.stacks.iter().flat_map(|stack| &stack.blocks);
@@ -360,18 +364,8 @@ impl Device for Gpu {
         false
     }
 
-    fn allocate_state(&mut self, bytes: usize) -> Result<u64> {
-        let Some(allocator) = self.allocator else {
-            return Err(Error::invalid("this device works on a borrowed state"));
-        };
-        let kernels = self.kernels.clone();
-        let _current = kernels.device.enter()?;
-        let state = Memory::new(&kernels.device, bytes, allocator, "the optimizer's state")?;
-        state.clear(self.own.raw())?;
-        self.mark(self.own.raw())?;
-        let address = state.address();
-        self.state = Some(state);
-        Ok(address)
+    fn state(&self) -> Option<u64> {
+        self.state.as_ref().map(Memory::address)
     }
 
     unsafe fn read(&mut self, from: u64, into: &mut [u8]) -> Result<()> {

@@ -1,8 +1,8 @@
 //! One golden file, read and checked as a whole: whatever is missing shows here, not in the middle of a run.
 
-use super::engine::Place;
 use super::hyperparameters::Setup;
 use super::{Finals, Precision};
+use foam::FactorId;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use std::path::Path;
@@ -35,12 +35,12 @@ pub struct Case {
 /// A parameter's trace.
 pub struct Param {
     /// Its shape.
-    pub shape: Vec<i64>,
+    pub shape: Vec<usize>,
     /// Its own root, or 0.
     pub root: f64,
     /// The weights before the first step.
     pub start: Vec<f64>,
-    /// By precision: the weights after the last steps of `w_steps`, one row a step.
+    /// By precision: the weights after the last steps of `w_steps`, one row per step.
     pub weights: [Vec<Vec<f64>>; 2],
     gradients: Vec<f64>,
 }
@@ -50,7 +50,7 @@ pub struct Factor {
     /// Its name in the file, for example "p0.b1.f0".
     pub label: String,
     /// Parameter, block, axis.
-    pub place: Place,
+    pub place: FactorId,
     /// Its side.
     pub dim: usize,
     /// p of its inverse root.
@@ -222,7 +222,7 @@ impl<'a> Source<'a> {
                 (0..rows).map(|r| values[r * size..(r + 1) * size].to_vec()).collect();
         }
         Ok(Param {
-            shape: shape.iter().map(|n| *n as i64).collect(),
+            shape: shape.to_vec(),
             root,
             start: self.shaped(&format!("p{i}.W0"), shape)?,
             gradients: self.shaped(&format!("p{i}.G"), &with(steps))?,
@@ -233,8 +233,8 @@ impl<'a> Source<'a> {
     fn block(&self, block: &Value, steps: usize, factors: &mut Vec<Factor>) -> Result<(), String> {
         let id = block["id"].as_str().ok_or("a block without an id")?;
         let number = id.split_once(".b").and_then(|(_, b)| b.parse().ok());
-        let number: i64 = number.ok_or_else(|| format!("block id '{id}'; expected p<i>.b<j>"))?;
-        let param = whole(&block["param"], "blocks.param")? as i64;
+        let block_number: usize = number.ok_or_else(|| format!("block id '{id}'; expected p<i>.b<j>"))?;
+        let param = whole(&block["param"], "blocks.param")?;
         for (axis, dim) in sizes(&block["dims"], "blocks.dims")?.into_iter().enumerate() {
             let label = format!("{id}.f{axis}");
             let series =
@@ -250,7 +250,7 @@ impl<'a> Source<'a> {
                 })
             };
             factors.push(Factor {
-                place: (param, number, axis as i64),
+                place: FactorId { param, block: block_number, axis },
                 dim,
                 root: real(&block["root"], "blocks.root")?,
                 epsilon: real(&block["eps0"][axis], "blocks.eps0")?,

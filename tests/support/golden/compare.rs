@@ -2,7 +2,7 @@
 
 use super::case::{COUNTERS, Case, Factor, SERIES};
 use super::{Precision, Recording};
-use foam::abi::foam_factor_info;
+use foam::FactorStats;
 
 /// The outcome of one run.
 pub struct Report {
@@ -106,7 +106,7 @@ fn series(case: &Case, precision: Precision, run: &Recording) -> [Check; 4] {
     let mut checks = SERIES.map(|name| Check::new(name, tolerance));
     for (f, factor) in case.factors.iter().enumerate() {
         for (t, expected) in factor.series[precision as usize].chunks_exact(SERIES.len()).enumerate() {
-            let info = &run.figures[t][f];
+            let info = &run.statistics[t][f];
             // The trace of the residual policy keeps the residual in the column of the proxy.
             let h = if case.setup.policy == "diagonal_residual" { info.residual } else { info.proxy };
             let ours = [info.epsilon, h, info.relative_change, info.alpha];
@@ -156,7 +156,7 @@ fn finals(case: &Case, precision: Precision, run: &Recording) -> [Check; 4] {
 }
 
 fn counters(case: &Case, run: &Recording, report: &mut Report) {
-    for (t, infos) in (1..).zip(&run.figures) {
+    for (t, infos) in (1..).zip(&run.statistics) {
         for (factor, info) in case.factors.iter().zip(infos) {
             let expected = row(factor, t);
             for (column, (expected, got)) in expected.iter().zip(counts(info, t)).enumerate() {
@@ -183,20 +183,21 @@ fn row(factor: &Factor, t: usize) -> &[f64] {
     &factor.counters[(t - 1) * COUNTERS.len()..t * COUNTERS.len()]
 }
 
-/// Our figures in the trace's columns. The trace's `branch` is that of step `t`, and 0 where nothing was checked;
+/// Our statistics in the trace's columns. The trace's `branch` is that of step `t`, and 0 where nothing was checked;
 /// ours is that of the last check. A refresh that never happened is step -1 there and step 0 here.
-fn counts(info: &foam_factor_info, t: usize) -> [i64; COUNTERS.len()] {
+fn counts(info: &FactorStats, t: usize) -> [i64; COUNTERS.len()] {
     let count = |n: u64| n as i64;
+    let c = &info.counters;
     [
-        count(info.checks),
-        count(info.evd_calls),
-        count(info.proxy_calls),
-        count(info.reuse_calls),
-        count(info.epsilon_updates),
-        count(info.cap_refreshes),
-        count(info.residual_calls),
+        count(c.checks),
+        count(c.evd_calls),
+        count(c.proxy_calls),
+        count(c.reuse_calls),
+        count(c.epsilon_updates),
+        count(c.cap_refreshes),
+        count(c.residual_calls),
         if info.last_refresh == 0 { -1 } else { count(info.last_refresh) },
-        if info.last_check == t as u64 { info.last_branch.into() } else { 0 },
+        if info.last_check == t as u64 { info.last_branch as i64 } else { 0 },
     ]
 }
 
