@@ -54,6 +54,11 @@ class OnCuda:
         }
 
 
+def interface(**about):
+    """An array that shows this ``__array_interface__``."""
+    return type("Array", (), {"__array_interface__": {"version": 3, **about}})()
+
+
 # ---- zero-copy
 
 
@@ -136,6 +141,49 @@ def test_a_view_keeps_its_memory_and_gives_it_back():
     assert gone() is None
 
 
+def test_numpy_scalars_are_copied_as_gradients():
+    weight, expected = np.array(2.0, np.float32), np.array(2.0, np.float32)
+    values = [np.float32(0.5), np.full(3, 0.25, np.float32).sum(), np.float64(1.5), np.float16(-0.5)]
+    with foam.Optimizer({"w": weight}, lr=0.1) as optimizer, foam.Optimizer({"w": expected}, lr=0.1) as other:
+        for value in values:
+            optimizer.step({"w": value})
+            other.step({"w": np.array(value)})
+            assert weight.tobytes() == expected.tobytes()
+    seen = view(np.float32(7), GRADIENT)
+    churn = [np.full(1, 9, np.float32) for _ in range(200)]
+    assert (ctypes.c_float * 1).from_address(seen.data)[0] == 7 and len(churn) == 200
+
+
+class Nowhere(torch.Tensor):
+    """A tensor subclass without memory, as wrappers of other tensors are."""
+
+    @staticmethod
+    def __new__(cls, shape):
+        return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.float32)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, arguments=(), options=None):
+        raise NotImplementedError(str(function))
+
+
+WITHOUT_MEMORY = {
+    "torch wrapper": lambda: Nowhere((3, 4)),
+    "torch empty": lambda: torch.ones(0, 4),
+    "cuda": lambda: OnCuda(shape=(3, 4), data=(0, False)),
+    "dlpack empty": lambda: DLPackOnly(torch.ones(0, 4)),
+    "array interface": lambda: interface(shape=(3, 4), typestr="<f4", data=(0, False)),
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_MEMORY)
+def test_a_gradient_without_memory_is_refused_instead_of_taking_no_part(kind):
+    weight = np.ones((3, 4), np.float32)
+    with foam.Optimizer({"layer.weight": weight}, lr=0.1) as optimizer:
+        with pytest.raises(foam.UnsupportedError, match=r"^gradient of parameter 'layer\.weight': no memory"):
+            optimizer.step([WITHOUT_MEMORY[kind]()])
+        assert optimizer.stats()["steps"] == 0
+
+
 # ---- element types
 
 
@@ -149,7 +197,7 @@ def test_a_view_keeps_its_memory_and_gives_it_back():
         (torch.ones(2, dtype=torch.float16), "float16"),
         (DLPackOnly(torch.ones(2, dtype=torch.bfloat16)), "bfloat16"),
         (array.array("d", [1, 2]), "float64"),
-        (np.float32(1) * np.ones(()), "float64"),
+        (np.ones(()), "float64"),
     ],
     ids=str,
 )
@@ -216,6 +264,11 @@ REFUSED = {
     "bool": (lambda: torch.ones(3, dtype=torch.bool), foam.UnsupportedError, "dtype bool" + DTYPE),
     "big-endian": (lambda: np.ones(3, ">f4"), foam.UnsupportedError, "float32 in big-endian order"),
     "sparse": (lambda: torch.eye(3).to_sparse(), foam.UnsupportedError, "layout torch.sparse_coo: expected a dense"),
+    "no address": (
+        lambda: interface(shape=(3,), typestr="<f4", data=bytes(12)),
+        foam.UnsupportedError,
+        "its __array_interface__ gives no address",
+    ),
     "a list": (lambda: [1.0, 2.0], foam.UnsupportedError, "a list: expected an array"),
 }
 
@@ -240,6 +293,14 @@ def test_refused_as_a_gradient_by_name_before_anything_is_written(kind):
             optimizer.step([np.ones(3, np.float32), make()])
         assert optimizer.stats()["steps"] == 0
     assert (first == 1).all() and (second == 1).all()
+
+
+def test_a_numpy_scalar_is_refused_as_a_parameter_by_name():
+    with pytest.raises(foam.InvalidArgumentError, match=r"^parameter 'w': a NumPy scalar.*numpy\.array\(x\)"):
+        foam.Optimizer({"w": np.float32(1)})
+    with foam.Optimizer({"w": np.ones((), np.float32)}) as optimizer:
+        with pytest.raises(foam.InvalidArgumentError, match=r"^parameter 'w': a NumPy scalar"):
+            optimizer.step([np.float32(1)], params=[np.float32(1)])
 
 
 def test_read_only_gradients_are_accepted():
