@@ -37,7 +37,7 @@ _HOST = (_structs.DEVICE_CPU, _structs.DEVICE_CUDA_HOST)
 _CUDA = (_structs.DEVICE_CUDA, _structs.DEVICE_CUDA_MANAGED)
 
 _ADVICE_NUMPY = "numpy.ascontiguousarray(array) makes a contiguous copy"
-_ADVICE_TORCH = "tensor.contiguous() makes a contiguous copy"
+_ADVICE_TORCH = "tensor.contiguous() makes a contiguous copy (of a parameter: p.data = p.data.contiguous())"
 
 
 class Owner(NamedTuple):
@@ -153,6 +153,12 @@ def written(array: Any) -> None:
 
 
 def _from_torch(torch: Any, tensor: Any, owner: Owner) -> View:
+    if _is_dtensor(tensor):
+        owner.refuse(
+            UnsupportedError,
+            "a DTensor (fully_shard, tensor parallelism), of which this process holds a part: expected whole tensors, "
+            "as with DistributedDataParallel, or leave the parameter out of sharding (fully_shard's ignored_params)",
+        )
     if tensor.layout != torch.strided:
         owner.refuse(UnsupportedError, f"layout {tensor.layout}: expected a dense (strided) tensor")
     dtype = _served(str(tensor.dtype).replace("torch.", ""), owner)
@@ -169,6 +175,11 @@ def _from_torch(torch: Any, tensor: Any, owner: Owner) -> View:
         device = (_structs.DEVICE_CUDA, tensor.device.index)
         stream = torch.cuda.current_stream(tensor.device).cuda_stream
     return View(_torch_address(tensor), dtype, tuple(tensor.shape), tensor, device, stream)
+
+
+def _is_dtensor(tensor: Any) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def _torch_address(tensor: Any) -> int:
