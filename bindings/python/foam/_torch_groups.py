@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -11,10 +11,15 @@ from ._handle import Handle, ParamSpec, defaults, option_text
 from .errors import InvalidArgumentError, ShapeMismatchError, UnsupportedError
 from .tensors import Owner, View, view
 
-__all__ = ["Native", "create", "gradient", "idle_switch", "names_of", "refuse_unknown", "signature", "targets"]
+__all__ = ["Native", "create", "gradient", "idle_switch", "plain_names", "refuse_unknown", "signature", "targets"]
 
-#: Keys of a group that are not options of the library: torch's own, a free label, and what is passed in other ways.
-_NOT_OPTIONS = frozenset({"params", "param_names", "lr", "preset", "initial_lr", "name"})
+#: Keys of a group that are not options of the library: torch's own, and a free label.
+_TORCHS_OWN = frozenset({"params", "param_names", "lr", "initial_lr", "name"})
+#: Keys that reach the library in other ways.
+_OURS = frozenset({"preset", "grafting_only", "betas"})
+
+#: Parts of a name that stand for a wrapper around a module, not for a module of the model.
+_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
 #: Switches of torch's optimizers that have no meaning here.
 SWITCHES = {
@@ -26,7 +31,6 @@ SWITCHES = {
 }
 
 _HINTS = {
-    "betas": "beta1 and beta2",
     "eps": "grafting_epsilon (Adam's) or epsilon (the damping of the factors)",
     "amsgrad": "no counterpart",
     "precondition_frequency": "check_period",
@@ -36,11 +40,20 @@ _HINTS = {
 Group = Dict[str, Any]
 
 
+class Signature(NamedTuple):
+    """What a native optimizer depends on."""
+
+    preset: Optional[str]
+    grafting_only: bool
+    options: Tuple[Tuple[str, str], ...]
+    tensors: Tuple[Tuple[Any, ...], ...]
+
+
 class Native(NamedTuple):
     """A group's native optimizer and what it was made for."""
 
     handle: Handle
-    signature: Tuple[Any, ...]
+    signature: Signature
 
 
 # ---- options
@@ -62,18 +75,36 @@ def _known_options() -> FrozenSet[str]:
 
 def refuse_unknown(group: Group) -> None:
     """Refuses a group with a key that is neither torch's nor an option."""
+    known = _known_options() | _OURS
     for key in group:
-        if key in _NOT_OPTIONS or key in _known_options():
+        if key in _TORCHS_OWN or key in known:
             continue
         hint = f"; instead of '{key}': {_HINTS[key]}" if key in _HINTS else ""
-        known = ", ".join(sorted(_known_options()))
-        raise InvalidArgumentError(f"unknown option '{key}': expected one of {known}{hint}")
+        raise InvalidArgumentError(f"unknown option '{key}': expected one of {', '.join(sorted(known))}{hint}")
+
+
+def refuse_two_betas(given: Mapping[str, Any]) -> None:
+    """Refuses ``betas`` beside ``beta1`` or ``beta2``."""
+    both = [key for key in ("beta1", "beta2") if key in given and "betas" in given]
+    if both:
+        raise InvalidArgumentError(f"both betas and {both[0]} are given: expected one of them")
+
+
+def merge_betas(group: Group) -> None:
+    """Puts ``beta1`` and ``beta2`` where torch's schedules look for them: into the pair ``betas``."""
+    try:
+        beta1, beta2 = group["betas"]
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(f"betas = {group['betas']!r}: expected two numbers, (beta1, beta2)") from None
+    group["betas"] = (group.pop("beta1", beta1), group.pop("beta2", beta2))
 
 
 def options_of(group: Group) -> Dict[str, str]:
     """The group's options in text form; ``lr`` is an argument of each step."""
-    known = _known_options() - _NOT_OPTIONS
-    return {key: option_text(value) for key, value in group.items() if key in known}
+    known = _known_options() - _TORCHS_OWN
+    beta1, beta2 = group["betas"]
+    given = {**group, "beta1": beta1, "beta2": beta2}
+    return {key: option_text(value) for key, value in given.items() if key in known}
 
 
 def rate_of(index: int, group: Group) -> float:
@@ -88,15 +119,41 @@ def rate_of(index: int, group: Group) -> float:
 # ---- names and tensors
 
 
-def names_of(index: int, group: Group) -> List[str]:
+def plain_names(names: Sequence[str]) -> List[str]:
+    """Names without the parts that ``torch.compile``, DistributedDataParallel and other wrappers add, so that a state
+    finds its parameters with and without them. Names that would then be equal are left as they are.
+    """
+    parts = [[part for part in name.split(".") if part not in _WRAPPERS] for name in names]
+    # DistributedDataParallel has the model as its only child.
+    while parts and all(len(each) > 1 and each[0] == "module" for each in parts):
+        parts = [each[1:] for each in parts]
+    plain = [".".join(each) for each in parts]
+    return plain if len(set(plain)) == len(plain) else list(names)
+
+
+def _names(index: int, group: Group) -> List[str]:
     """The names of a group's parameters, as errors, statistics and the state have them."""
-    return group.get("param_names") or [f"group_{index}.param_{place}" for place in range(len(group["params"]))]
+    given = group.get("param_names")
+    return plain_names(given) if given else [f"group_{index}.param_{place}" for place in range(len(group["params"]))]
+
+
+def _memory_order(tensor: torch.Tensor) -> Optional[List[int]]:
+    """The order of dimensions in which a tensor is contiguous, for channels_last and the like; None if it is
+    contiguous as it is, or in no order.
+    """
+    if tensor.layout != torch.strided or tensor.is_contiguous():
+        return None
+    order = sorted(range(tensor.ndim), key=lambda axis: -tensor.stride(axis))
+    return order if tensor.permute(order).is_contiguous() else None
 
 
 def targets(index: int, group: Group) -> List[View]:
-    """The group's parameters where they lie."""
-    pairs = zip(names_of(index, group), group["params"])
-    return [view(param, Owner(name, place)) for place, (name, param) in enumerate(pairs)]
+    """The group's parameters where they lie; the dimensions of one in channels_last are in the order of its memory."""
+    seen = []
+    for place, (name, param) in enumerate(zip(_names(index, group), group["params"])):
+        order = _memory_order(param)
+        seen.append(view(param if order is None else param.detach().permute(order), Owner(name, place)))
+    return seen
 
 
 def gradient(param: torch.Tensor, target: View, owner: Owner) -> Optional[View]:
@@ -106,8 +163,10 @@ def gradient(param: torch.Tensor, target: View, owner: Owner) -> Optional[View]:
         return None
     if grad.shape != param.shape:
         owner.refuse(ShapeMismatchError, f"shape {tuple(grad.shape)}: expected {tuple(param.shape)}, the parameter's")
-    if grad.layout == torch.strided and not grad.is_contiguous():
-        grad = grad.contiguous()
+    if grad.layout == torch.strided:
+        order = _memory_order(param)
+        grad = grad if order is None else grad.permute(order)
+        grad = grad if grad.is_contiguous() else grad.contiguous()
     seen = view(grad, owner)
     if seen.device != target.device:
         owner.refuse(ShapeMismatchError, f"device {seen.device_text}: expected {target.device_text}, the parameter's")
@@ -117,15 +176,17 @@ def gradient(param: torch.Tensor, target: View, owner: Owner) -> Optional[View]:
 # ---- native optimizers
 
 
-def signature(group: Group, seen: Sequence[View]) -> Tuple[Any, ...]:
-    """What a native optimizer depends on."""
+def signature(group: Group, seen: Sequence[View]) -> Signature:
+    """What the group's native optimizer depends on now."""
     tensors = tuple((target.shape, target.dtype, target.device) for target in seen)
-    return group.get("preset"), tuple(sorted(options_of(group).items())), tensors
+    grafting_only = bool(group.get("grafting_only"))
+    return Signature(group.get("preset"), grafting_only, tuple(sorted(options_of(group).items())), tensors)
 
 
 def create(index: int, group: Group, seen: Sequence[View]) -> Native:
     """A native optimizer for a group, with all state zero."""
-    names, options = names_of(index, group), options_of(group)
+    names, wanted = _names(index, group), signature(group, seen)
+    options = dict(wanted.options)
     for place, (name, target) in enumerate(zip(names, seen)):
         if target.device != seen[0].device:
             Owner(name, place).refuse(
@@ -135,5 +196,22 @@ def create(index: int, group: Group, seen: Sequence[View]) -> Native:
             )
     if seen:
         options.setdefault("device", seen[0].device_text)
-    specs = [ParamSpec(name, target.shape, target.dtype) for name, target in zip(names, seen)]
-    return Native(Handle(specs, group.get("preset"), options), signature(group, seen))
+    specs = [
+        ParamSpec(name, target.shape, target.dtype, grafting_only=wanted.grafting_only)
+        for name, target in zip(names, seen)
+    ]
+    return Native(Handle(specs, wanted.preset, options), wanted)
+
+
+def difference(old: Native, new: Native) -> str:
+    """What was changed from one to the other, in the user's words."""
+    before, after = old.handle.options, new.handle.options
+    changed = [f"{key} from {before[key]} to {after[key]}" for key in after if before[key] != after[key]]
+    was, now = old.signature, new.signature
+    if was.grafting_only != now.grafting_only:
+        changed.append(f"grafting_only from {was.grafting_only} to {now.grafting_only}")
+    for name, had, has in zip(new.handle.names, was.tensors, now.tensors):
+        if had != has:
+            changed.append(f"parameter '{name}' from {had[1]} {list(had[0])} to {has[1]} {list(has[0])}")
+            break
+    return ", ".join(changed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from typing import Any, Callable, Dict, List, Optional, Union
@@ -14,45 +15,57 @@ from ._torch_groups import (
     SWITCHES,
     Native,
     create,
+    difference,
     gradient,
     idle_switch,
+    merge_betas,
     rate_of,
+    refuse_two_betas,
     refuse_unknown,
     signature,
     targets,
 )
+from ._torch_model import param_groups
 from ._torch_state import STATE, get_state, put_state
 from ._torch_step import Work, step_together
 from .errors import BadCheckpointError, InvalidArgumentError, PoisonedError
 from .tensors import Owner, View
 
-__all__ = ["FOAM"]
+__all__ = ["FOAM", "param_groups"]
+
+#: A group whose options changed at this many steps in a row is warned about.
+_RESTLESS = 5
 
 
 class FOAM(torch.optim.Optimizer):
     """FOAM for PyTorch: updates the parameters in place in the native library, without copying them.
 
     Args:
-        params: parameters, named parameters (``model.named_parameters()``, torch >= 2.6) or dicts of groups. Names
-            appear in errors and statistics and key the state, so that a state dict finds its parameters in any
-            order.
+        params: a model, whose parameters are then sorted by :func:`param_groups` (embeddings, norms and biases are
+            not preconditioned), or parameters, named parameters (``model.named_parameters()``, torch >= 2.6) or
+            dicts of groups, all of which are preconditioned. Names appear in errors and statistics and key the
+            state, so that a state dict finds its parameters in any order; the names that ``torch.compile`` and
+            DistributedDataParallel put in front are left out.
         lr: learning rate; default 2e-3. With the default Adam grafting, AdamW's learning rate carries over. A
             schedule may change it: it is read at every step.
         preset: ``"reference"`` (default) or ``"paper"``, see :class:`foam.Optimizer`.
         **options: the library's options, for example ``weight_decay=4.2e-4, check_period=20, tau=0.75``
-            (:func:`foam.defaults` lists them with their defaults). A group may have its own.
+            (:func:`foam.defaults` lists them with their defaults). A group may have its own, and
+            ``grafting_only=True`` for parameters without a preconditioner. ``betas=(beta1, beta2)`` stands for
+            both.
 
     Each group has a native optimizer of its own. An option that is changed in ``param_groups`` between steps takes
     effect at the next step; this moves the group's state once, so do not do it at every step (``lr`` excepted).
 
-    Parameters may be float32, float64, float16 or bfloat16 (statistics are then float32) and must be contiguous;
-    a gradient that is not contiguous is copied. Parameters whose ``grad`` is None take no part. Sparse and complex
-    tensors are refused by name. Works with closures, ``torch.amp.GradScaler`` and DistributedDataParallel: the same
+    Parameters may be float32, float64, float16 or bfloat16 (statistics are then float32) and must be contiguous in
+    some order of their dimensions, as in channels_last; a gradient in another layout is copied. The state is in the
+    order of the memory: a run resumes in the memory format that it was saved in. Parameters whose ``grad`` is None
+    take no part. Sparse and complex tensors are refused by name. Works with closures, ``torch.amp.GradScaler`` and DistributedDataParallel: the same
     gradients give the same bits on every rank.
 
     >>> import torch, foam.torch
     >>> model = torch.nn.Linear(8, 4)
-    >>> optimizer = foam.torch.FOAM(model.named_parameters(), lr=2e-3)
+    >>> optimizer = foam.torch.FOAM(model, lr=2e-3)
     >>> model(torch.ones(1, 8)).sum().backward()
     >>> optimizer.step()
     """
@@ -70,9 +83,19 @@ class FOAM(torch.optim.Optimizer):
     ) -> None:
         self._natives: List[Native] = []
         self._lock = threading.Lock()
-        shared = {"lr": lr, "weight_decay": float(defaults(preset)["weight_decay"]), "preset": preset}
+        #: For each group, at how many steps in a row its options changed.
+        self._changes: Dict[int, int] = {}
+        refuse_two_betas(options)
+        known = defaults(preset)
+        shared = {
+            "lr": lr,
+            "betas": (float(known["beta1"]), float(known["beta2"])),
+            "weight_decay": float(known["weight_decay"]),
+            "preset": preset,
+        }
         shared.update((key, value) for key, value in options.items() if not idle_switch(key, value))
-        super().__init__(params, shared)
+        merge_betas(shared)
+        super().__init__(param_groups(params) if isinstance(params, torch.nn.Module) else params, shared)
 
     # ---- groups
 
@@ -81,6 +104,7 @@ class FOAM(torch.optim.Optimizer):
         for key in [key for key in param_group if key in SWITCHES]:
             if idle_switch(key, param_group[key]):
                 del param_group[key]
+        refuse_two_betas(param_group)
         super().add_param_group(param_group)
         # Loading a state dict lets torch add this one to the defaults.
         if not param_group.get("differentiable"):
@@ -88,10 +112,19 @@ class FOAM(torch.optim.Optimizer):
         index = len(self.param_groups) - 1
         try:
             refuse_unknown(param_group)
+            merge_betas(param_group)
             self._natives.append(create(index, param_group, targets(index, param_group)))
         except Exception:
             self.param_groups.pop()
             raise
+        self._mark_state(param_group)
+
+    def _mark_state(self, group: Dict[str, Any]) -> None:
+        """Gives every parameter of a group an entry in ``state``. The state itself is native; but torch's tools for
+        distributed checkpoints take an optimizer without entries for one that has never stepped, and step it.
+        """
+        for param in group["params"]:
+            self.state[param].setdefault("step", torch.tensor(0.0))
 
     def _native(self, index: int, seen: List[View]) -> Handle:
         """The group's native optimizer, made anew with its state if options or tensors are others than before."""
@@ -103,13 +136,33 @@ class FOAM(torch.optim.Optimizer):
                 try:
                     put_state(fresh.handle, get_state(native.handle))
                 except BadCheckpointError as cause:
-                    raise InvalidArgumentError(_moved_in_vain(index, native, fresh)) from cause
+                    raise InvalidArgumentError(
+                        f"param_groups[{index}]: changed {difference(native, fresh)} after the first step: the state "
+                        "does not fit; expected the values of the first step, or a new optimizer"
+                    ) from cause
+                self._remark_change(index, native, fresh)
             self._natives[index] = fresh
             native.handle.close()
+        else:
+            self._changes[index] = 0
         return self._natives[index].handle
+
+    def _remark_change(self, index: int, old: Native, new: Native) -> None:
+        self._changes[index] = self._changes.get(index, 0) + 1
+        if self._changes[index] == _RESTLESS:
+            logging.getLogger("foam").warning(
+                "param_groups[%d] changed at %d steps in a row (%s); each change copies the whole state, %d bytes. "
+                "A schedule of the rate alone costs nothing: cycle_momentum=False in OneCycleLR and CyclicLR",
+                index,
+                _RESTLESS,
+                difference(old, new),
+                new.handle.state_size(),
+            )
 
     # ---- steps
 
+    # Dynamo cannot follow a native call; a compiled training step breaks its graph here.
+    @torch._disable_dynamo
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """One step on the parameters' ``grad``; returns what ``closure`` returns, if one is given.
@@ -134,6 +187,7 @@ class FOAM(torch.optim.Optimizer):
 
     def _prepare(self, index: int) -> Work:
         group = self.param_groups[index]
+        merge_betas(group)
         lr = rate_of(index, group)
         seen = targets(index, group)
         handle = self._native(index, seen)
@@ -149,6 +203,10 @@ class FOAM(torch.optim.Optimizer):
 
     def state_dict(self) -> Dict[str, Any]:
         """The state as torch has it; each group holds its native state as a uint8 tensor under ``"foam_state"``."""
+        with alone(self._lock):
+            for group, native in zip(self.param_groups, self._natives):
+                for param in group["params"]:
+                    self.state[param]["step"].fill_(native.handle.stats()["steps"])
         state = super().state_dict()
         with alone(self._lock):
             for group, native in zip(state["param_groups"], self._natives):
@@ -170,6 +228,8 @@ class FOAM(torch.optim.Optimizer):
                     if names[index] is not None:
                         # torch would take the file's names, in the file's order.
                         group["param_names"] = names[index]
+                    group.setdefault("betas", self.defaults["betas"])
+                    merge_betas(group)
                     fresh.append(_restored(index, group))
             except Exception:
                 self.state, self.param_groups = before
@@ -179,6 +239,8 @@ class FOAM(torch.optim.Optimizer):
             for native in self._natives:
                 native.handle.close()
             self._natives = fresh
+            for group in self.param_groups:
+                self._mark_state(group)
 
     def __getstate__(self) -> Dict[str, Any]:
         # For copy.deepcopy and pickle, which cannot follow a native handle.
@@ -191,6 +253,7 @@ class FOAM(torch.optim.Optimizer):
         if states is None:
             return
         self._lock = threading.Lock()
+        self._changes = {}
         self._natives = []
         for index, (group, native_state) in enumerate(zip(self.param_groups, states)):
             self._natives.append(_restored(index, {**group, STATE: native_state}))
@@ -234,18 +297,3 @@ def _restored(index: int, group: Dict[str, Any]) -> Native:
     native = create(index, group, targets(index, group))
     put_state(native.handle, state)
     return native
-
-
-def _moved_in_vain(index: int, old: Native, new: Native) -> str:
-    """Why a group's state does not fit the group any more, in the user's words."""
-    before, after = old.handle.options, new.handle.options
-    changed = [f"{key} from {before[key]} to {after[key]}" for key in after if before[key] != after[key]]
-    if old.signature[2] != new.signature[2]:
-        for name, (shape, dtype, _), (wanted, other, _) in zip(new.handle.names, old.signature[2], new.signature[2]):
-            if (shape, dtype) != (wanted, other):
-                changed.append(f"parameter '{name}' from {dtype} {list(shape)} to {other} {list(wanted)}")
-                break
-    return (
-        f"param_groups[{index}]: changed {', '.join(changed) or 'options'} after the first step: the state does not "
-        "fit; expected the values of the first step, or a new optimizer"
-    )
