@@ -14,9 +14,9 @@ from . import errors
 from ._handle import defaults
 from ._version import __version__
 from .errors import *  # noqa: F403
-from .optimizer import Optimizer, Param
+from .optimizer import Optimizer, Param, plan
 
-__all__ = ["Optimizer", "Param", "defaults", "build_info", "library_path", "__version__"]
+__all__ = ["Optimizer", "Param", "defaults", "plan", "build_info", "library_path", "__version__"]
 __all__ += errors.__all__
 
 

@@ -10,14 +10,14 @@ import math
 import operator
 import os
 import threading
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _library, _structs
 from ._log import LOG, hearing
 from .errors import BusyError, InvalidArgumentError, PanicError, PoisonedError
 from .tensors import DTYPES, View
 
-__all__ = ["Handle", "ParamSpec", "alone", "defaults", "option_text"]
+__all__ = ["Handle", "ParamSpec", "alone", "defaults", "describe", "evd_rate", "option_text"]
 
 
 class ParamSpec(NamedTuple):
@@ -105,6 +105,30 @@ def alone(lock: "threading.Lock") -> Iterator[None]:
         lock.release()
 
 
+def describe(specs: Sequence[ParamSpec]) -> Tuple[Any, List[Any]]:
+    """The parameters as an array of ``foam_param``, and what has to live as long as it."""
+    library = _library.load()
+    described = (_structs.Param * max(len(specs), 1))()
+    keep: List[Any] = []
+    for raw, spec in zip(described, specs):
+        library.call("foam_param_init", ctypes.byref(raw), ctypes.sizeof(raw))
+        sizes = (ctypes.c_int64 * max(len(spec.shape), 1))(*spec.shape)
+        keep.append(sizes)
+        raw.name = _text(spec.name, "name")
+        raw.shape = ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64))
+        raw.ndim = len(spec.shape)
+        raw.dtype.code, raw.dtype.bits = DTYPES[spec.dtype]
+        raw.dtype.lanes = 1
+        raw.lr_scale, raw.weight_decay_scale, raw.root = spec.lr_scale, spec.weight_decay_scale, spec.root
+        raw.flags = _structs.PARAM_GRAFTING_ONLY if spec.grafting_only else 0
+    return described, keep
+
+
+def evd_rate(counts: Mapping[str, Any]) -> float:
+    """Eigendecompositions over checks, each of which stale Shampoo would spend one on; 0 before the first check."""
+    return counts["evd_calls"] / counts["checks"] if counts["checks"] else 0.0
+
+
 class Handle:
     """A ``foam_optimizer`` and what belongs to it. Calls that overlap raise :class:`BusyError`."""
 
@@ -118,20 +142,9 @@ class Handle:
         self._library = _library.load()
         config = _config(preset, options)
         self.options = _config_dict(config)
+        self.preset, self.specs = preset, list(specs)
         self.names = [spec.name for spec in specs]
-        described = (_structs.Param * max(len(specs), 1))()
-        keep: List[Any] = []
-        for raw, spec in zip(described, specs):
-            self._library.call("foam_param_init", ctypes.byref(raw), ctypes.sizeof(raw))
-            sizes = (ctypes.c_int64 * max(len(spec.shape), 1))(*spec.shape)
-            keep.append(sizes)
-            raw.name = _text(spec.name, "name")
-            raw.shape = ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64))
-            raw.ndim = len(spec.shape)
-            raw.dtype.code, raw.dtype.bits = DTYPES[spec.dtype]
-            raw.dtype.lanes = 1
-            raw.lr_scale, raw.weight_decay_scale, raw.root = spec.lr_scale, spec.weight_decay_scale, spec.root
-            raw.flags = _structs.PARAM_GRAFTING_ONLY if spec.grafting_only else 0
+        described, _keep = describe(specs)
         pointer = ctypes.c_void_p()
         with hearing():
             self._library.call("foam_create", ctypes.byref(config), described, len(specs), ctypes.byref(pointer))
@@ -227,14 +240,15 @@ class Handle:
         """Waits until the device has done all work."""
         self._call("foam_synchronize")
 
-    # ---- figures
+    # ---- statistics
 
     def stats(self) -> Dict[str, Any]:
-        """``foam_stats_info`` as a dict."""
+        """``foam_stats_info`` as a dict, with the ``evd_rate``."""
         info = _structs.StatsInfo()
         info.struct_size = ctypes.sizeof(info)
         self._call("foam_stats", ctypes.byref(info))
-        return {field[0]: getattr(info, field[0]) for field in info._fields_[2:]}
+        counts = {field[0]: getattr(info, field[0]) for field in info._fields_[2:]}
+        return {**counts, "evd_rate": evd_rate(counts)}
 
     def factor_stats(self) -> List[Dict[str, Any]]:
         """``foam_factor_info`` of every factor, with the parameter's name and the branch as text."""
@@ -247,9 +261,10 @@ class Handle:
     def _describe(self, info: _structs.FactorInfo) -> Dict[str, Any]:
         known = 0 <= info.last_branch < len(_structs.BRANCHES)
         branch = _structs.BRANCHES[info.last_branch] if known else str(info.last_branch)
-        figures = {"param": self.names[info.param_index], "branch": branch}
-        figures.update((field[0], getattr(info, field[0])) for field in info._fields_[2:])
-        return figures
+        described = {"param": self.names[info.param_index], "branch": branch}
+        described.update((field[0], getattr(info, field[0])) for field in info._fields_[2:])
+        described["evd_rate"] = evd_rate(described)
+        return described
 
     def factor_read(self, param: int, block: int, axis: int, what: int) -> Any:
         """One of a factor's matrices as a flat memoryview of doubles."""

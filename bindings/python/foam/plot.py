@@ -10,6 +10,7 @@ import os
 import sys
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
+from ._handle import evd_rate
 from .errors import FoamError, InvalidArgumentError
 
 __all__ = ["Factor", "main", "read_runs"]
@@ -86,10 +87,9 @@ def _append(factor: Factor, row: Dict[str, str]) -> None:
     factor.epsilon.append(_number(row, "epsilon"))
     factor.proxy.append(_number(row, "proxy"))
     factor.gap_bound.append(_number(row, "gap_bound"))
-    # The train example writes one row a check, `to_csv` writes the number of checks.
+    # The train example writes one row per check, `to_csv` writes the number of checks.
     checks = _number(row, "checks") if "checks" in row else len(factor.steps)
-    evds = _number(row, "evd_calls")
-    factor.rate.append(100 * evds / checks if checks else math.nan)
+    factor.rate.append(100 * evd_rate({"evd_calls": _number(row, "evd_calls"), "checks": checks}))
 
 
 def _number(row: Dict[str, str], column: str) -> float:

@@ -10,7 +10,8 @@ from typing import Any, Callable, Dict, List, Optional, Union
 import torch
 
 from ._csv import append_snapshot
-from ._handle import Handle, alone, defaults
+from ._handle import Handle, alone, defaults, evd_rate
+from ._plan import memory
 from ._torch_groups import (
     SWITCHES,
     Native,
@@ -269,7 +270,8 @@ class FOAM(torch.optim.Optimizer):
                 return self._natives[group].handle.stats()
             each = [native.handle.stats() for native in self._natives]
         largest = ("steps", "skipped_steps", "threads")
-        return {key: (max if key in largest else sum)(statistics[key] for statistics in each) for key in each[0]}
+        together = {key: (max if key in largest else sum)(counts[key] for counts in each) for key in each[0]}
+        return {**together, "evd_rate": evd_rate(together)}
 
     def factor_stats(self) -> List[Dict[str, Any]]:
         """Statistics of every factor of every group (see :meth:`foam.Optimizer.factor_stats`), with its ``"group"``."""
@@ -279,6 +281,13 @@ class FOAM(torch.optim.Optimizer):
                 for index, native in enumerate(self._natives)
                 for factor in native.handle.factor_stats()
             ]
+
+    def memory(self) -> Dict[str, Any]:
+        """Bytes of state: ``"total"``, ``"params"`` (a dict by name) and, beside them, ``"workspace"``.
+        ``foam.plan(model.named_parameters())`` says it before the optimizer is made.
+        """
+        with alone(self._lock):
+            return memory([native.handle for native in self._natives])
 
     def to_csv(self, path: Any) -> None:
         """Appends the statistics of every factor to a CSV file for ``python -m foam plot``."""
