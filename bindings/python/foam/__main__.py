@@ -27,7 +27,15 @@ def _run(arguments: Optional[List[str]]) -> int:
     parser.add_argument("--version", action="version", version=f"foam {_version.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
 
-    commands.add_parser("doctor", help="report the library, the machine and CUDA, to paste into an issue")
+    doctor = commands.add_parser("doctor", help="report the library, the machine and CUDA, to paste into an issue")
+    doctor.add_argument(
+        "--plan",
+        nargs="+",
+        metavar="SHAPE",
+        help="instead: the blocks, factors, bytes and products of a model, as NAME=768x3072 or as a safetensors file",
+    )
+    doctor.add_argument("--preset", help="with --plan: the options to start from")
+    doctor.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="with --plan: options")
 
     plot = commands.add_parser("plot", help="plot epsilon, proxy and EVD rate of every factor from a CSV file")
     plot.add_argument("csv", help="a file that Optimizer.to_csv or the train example wrote")
@@ -40,9 +48,10 @@ def _run(arguments: Optional[List[str]]) -> int:
 
     chosen = parser.parse_args(arguments)
     if chosen.command == "doctor":
-        from .doctor import main as doctor
+        from .doctor import main as examine
+        from .doctor import plan_main as plan
 
-        return doctor()
+        return plan(chosen.plan, chosen.preset, chosen.set) if chosen.plan else examine()
     if chosen.command == "plot":
         from .plot import main as draw
 
