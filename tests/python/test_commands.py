@@ -198,7 +198,7 @@ def test_a_recorded_run_is_plotted(command, recorded, tmp_path):
 
 
 def test_the_figures_show_what_was_recorded(recorded):
-    from foam.plot import read_runs
+    from foam._runs import read_runs
 
     (run,) = read_runs(recorded)
     assert (run.policy, run.tau, run.epsilon_max) == ("foam", 0.75, 0.1)

@@ -1,4 +1,4 @@
-"""``python -m foam``: doctor, plot and replay."""
+"""``python -m foam``: doctor, plot, report and replay."""
 
 from __future__ import annotations
 
@@ -43,6 +43,12 @@ def _run(arguments: Optional[List[str]]) -> int:
     plot.add_argument("--policy", help="the run to plot, where the file has several; default: all, one file each")
     plot.add_argument("--tau", type=float, help="draw this tau, where the file does not say it")
 
+    report = commands.add_parser("report", help="write a page about every factor, to look into with a browser")
+    report.add_argument("csv", help="a file that Optimizer.to_csv or the train example wrote")
+    report.add_argument("--out", metavar="FILE", help="the page; default: beside the CSV, with the ending .html")
+    report.add_argument("--policy", help="the run to show, where the file has several; default: all of them")
+    report.add_argument("--tau", type=float, help="this tau, where the file does not say it")
+
     replay = commands.add_parser("replay", help="compare golden traces with this build")
     replay.add_argument("traces", nargs="+", metavar="case.safetensors")
 
@@ -56,6 +62,10 @@ def _run(arguments: Optional[List[str]]) -> int:
         from .plot import main as draw
 
         return draw(chosen.csv, chosen.out, chosen.policy, chosen.tau)
+    if chosen.command == "report":
+        from .report import main as write
+
+        return write(chosen.csv, chosen.out, chosen.policy, chosen.tau)
     from .replay import main as certify
 
     return certify(chosen.traces)

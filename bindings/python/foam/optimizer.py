@@ -211,7 +211,7 @@ class Optimizer:
 
     def to_csv(self, path: Union[str, "os.PathLike[str]"]) -> None:
         """Appends one row per factor to a CSV file, with the step: call it every so often, then run
-        ``python -m foam plot`` on the file. The file is made with a header at the first call.
+        ``python -m foam plot`` or ``report`` on the file. The file is made with a header at the first call.
         """
         append_snapshot(path, self._handle)
 

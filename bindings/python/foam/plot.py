@@ -4,18 +4,15 @@ and 3, as PNG and SVG.
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 import sys
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Optional
 
-from ._handle import evd_rate
-from .errors import FoamError, InvalidArgumentError
+from ._runs import Factor, Run, choose, read_runs
+from .errors import FoamError
 
-__all__ = ["Factor", "main", "read_runs"]
-
-_NEEDED = ("step", "param", "block", "axis", "epsilon", "proxy", "evd_calls")
+__all__ = ["main"]
 
 #: Okabe and Ito's colours, which a colour-blind reader can tell apart; parameters take them in turn.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -25,95 +22,10 @@ _DASHES = ("-", "--", ":", "-.")
 _LEGEND = 12
 
 
-class Factor(NamedTuple):
-    """The history of one factor."""
-
-    param: str
-    block: int
-    axis: int
-    dim: int
-    steps: List[float]
-    epsilon: List[float]
-    proxy: List[float]
-    gap_bound: List[float]
-    #: Eigendecompositions over checks so far.
-    rate: List[float]
-
-
-class Run(NamedTuple):
-    """One run of a CSV file."""
-
-    policy: str
-    factors: List[Factor]
-    tau: Optional[float]
-    epsilon_max: Optional[float]
-
-
-def read_runs(path: Any) -> List[Run]:
-    """The runs of a file that ``to_csv`` or the train example wrote, in its order.
-
-    Raises:
-        OSError: the file cannot be read.
-        InvalidArgumentError: it lacks a column, or a cell is not a number.
-    """
-    with open(path, newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        missing = [column for column in _NEEDED if column not in (reader.fieldnames or [])]
-        if missing:
-            raise InvalidArgumentError(
-                f"{os.fspath(path)} has no column '{missing[0]}': expected a file of Optimizer.to_csv or of train"
-            )
-        runs: Dict[str, Run] = {}
-        factors: Dict[Tuple[str, str, str, str], Factor] = {}
-        for row in reader:
-            policy = row.get("policy") or "run"
-            run = runs.get(policy)
-            if run is None:
-                limits = (_constant(row, "tau"), _constant(row, "epsilon_max"))
-                run = runs[policy] = Run(policy, [], *limits)
-            key = (policy, row["param"], row["block"], row["axis"])
-            if key not in factors:
-                dim = int(row.get("dim") or 0)
-                factors[key] = Factor(key[1], int(key[2]), int(key[3]), dim, [], [], [], [], [])
-                run.factors.append(factors[key])
-            _append(factors[key], row)
-    if not runs:
-        raise InvalidArgumentError(f"{os.fspath(path)} has no rows: nothing was recorded")
-    return list(runs.values())
-
-
-def _append(factor: Factor, row: Dict[str, str]) -> None:
-    factor.steps.append(_number(row, "step"))
-    factor.epsilon.append(_number(row, "epsilon"))
-    factor.proxy.append(_number(row, "proxy"))
-    factor.gap_bound.append(_number(row, "gap_bound"))
-    # The train example writes one row per check, `to_csv` writes the number of checks.
-    checks = _number(row, "checks") if "checks" in row else len(factor.steps)
-    factor.rate.append(100 * evd_rate({"evd_calls": _number(row, "evd_calls"), "checks": checks}))
-
-
-def _number(row: Dict[str, str], column: str) -> float:
-    text = row.get(column) or ""
-    try:
-        return float(text) if text else math.nan
-    except ValueError:
-        raise InvalidArgumentError(f"column '{column}' has '{text}' in it: expected a number") from None
-
-
-def _constant(row: Dict[str, str], column: str) -> Optional[float]:
-    value = _number(row, column)
-    return None if math.isnan(value) else value
-
-
 def main(path: str, out: Optional[str], policy: Optional[str], tau: Optional[float]) -> int:
     """Draws a PNG and an SVG for each run; 0 if that worked, 2 if the file or matplotlib is missing."""
     try:
-        runs = read_runs(path)
-        if policy is not None:
-            names = ", ".join(run.policy for run in runs)
-            runs = [run for run in runs if run.policy == policy]
-            if not runs:
-                raise InvalidArgumentError(f"{path} has no policy '{policy}': expected one of {names}")
+        runs = choose(read_runs(path), policy, path)
     except (OSError, FoamError) as cause:
         print(f"plot: {cause}", file=sys.stderr)
         return 2

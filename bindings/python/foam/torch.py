@@ -290,10 +290,10 @@ class FOAM(torch.optim.Optimizer):
             return memory([native.handle for native in self._natives])
 
     def to_csv(self, path: Any) -> None:
-        """Appends the statistics of every factor to a CSV file for ``python -m foam plot``."""
+        """Appends the statistics of every factor to a CSV file for ``python -m foam plot`` and ``report``."""
         with alone(self._lock):
-            for native in self._natives:
-                append_snapshot(path, native.handle)
+            for index, native in enumerate(self._natives):
+                append_snapshot(path, native.handle, index)
 
 
 def _restored(index: int, group: Dict[str, Any]) -> Native:
