@@ -210,6 +210,26 @@ def test_grad_scaler_unscales_and_skips():
     assert bits(scaled) == before and scaler.get_scale() == 512.0 and optimizer.stats()["steps"] == 4
 
 
+def test_grad_scaler_serves_float16_models_too():
+    plain, scaled = network(torch.float16), network(torch.float16)
+    train(plain, FOAM(plain.parameters(), **OPTIONS), range(3))
+    optimizer = FOAM(scaled.parameters(), **OPTIONS)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for step in range(3):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(scaled, step)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert bits(plain) == bits(scaled) and optimizer.stats()["steps"] == 3
+
+
+def test_trainers_may_clip_where_the_scaler_can_unscale():
+    # Lightning refuses to clip the gradients of optimizers that say they unscale on their own.
+    assert FOAM(network().parameters())._step_supports_amp_scaling is False
+    assert FOAM(network(torch.bfloat16).parameters())._step_supports_amp_scaling is False
+    assert FOAM(network(torch.float16).parameters())._step_supports_amp_scaling is True
+
+
 def test_grad_scaler_after_clipping_does_not_unscale_twice():
     plain, scaled = network(), network()
     reference = FOAM(plain.parameters(), **OPTIONS)

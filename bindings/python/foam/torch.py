@@ -71,9 +71,6 @@ class FOAM(torch.optim.Optimizer):
     >>> optimizer.step()
     """
 
-    # GradScaler then leaves unscaling and skipping to `step`, through `grad_scale` and `found_inf`.
-    _step_supports_amp_scaling = True
-
     def __init__(
         self,
         params: Any,
@@ -97,6 +94,13 @@ class FOAM(torch.optim.Optimizer):
         shared.update((key, value) for key, value in options.items() if not idle_switch(key, value))
         merge_betas(shared)
         super().__init__(param_groups(params) if isinstance(params, torch.nn.Module) else params, shared)
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether GradScaler leaves unscaling and skipping to `step`, through `grad_scale` and `found_inf`. For float16
+        parameters, whose gradients it does not unscale; for others it does, so that they can be clipped before.
+        """
+        return any(param.dtype == torch.float16 for group in self.param_groups for param in group["params"])
 
     # ---- groups
 
