@@ -1,9 +1,10 @@
-"""The examples and the README's Python programs run and say what they should."""
+"""The examples, the Python programs of the README and of the package's page, and the examples of the modules run."""
 
 import re
 
 import pytest
 
+import foam
 from conftest import ROOT
 
 
@@ -44,3 +45,37 @@ def test_the_readmes_programs_run(program, command, tmp_path):
     done = command("-c", program, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip(), "it prints something"
+
+
+#: What the programs of the package's page take for granted.
+PRELUDE = """
+import sys, types
+import numpy, torch
+model, array, writer = torch.nn.Linear(4, 3), numpy.ones((4, 3), "f4"), types.SimpleNamespace(add_scalar=print)
+lightning = types.ModuleType("lightning.pytorch")
+lightning.Callback = object
+sys.modules.update({"lightning": types.ModuleType("lightning"), "lightning.pytorch": lightning})
+sys.modules["wandb"] = types.SimpleNamespace(run=types.SimpleNamespace(log=print))
+Trainer = dict
+"""
+
+
+def test_the_programs_of_the_packages_page_run(command, tmp_path):
+    page = (ROOT / "bindings/python/README.md").read_text()
+    programs = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    assert len(programs) == 4
+    for program in programs:
+        setting = "" if "optimizer = " in program else "import foam\noptimizer = foam.Optimizer([array])\n"
+        done = command("-c", PRELUDE + setting + program, cwd=tmp_path)
+        assert done.returncode == 0, program + done.stderr
+    assert (tmp_path / "stats.csv").exists()
+
+
+def test_the_modules_examples_run():
+    import doctest
+
+    import foam.torch
+    from foam import _torch_model, optimizer
+
+    results = [doctest.testmod(module) for module in (foam, foam.torch, _torch_model, optimizer)]
+    assert [result.failed for result in results] == [0, 0, 0, 0] and all(result.attempted for result in results)
