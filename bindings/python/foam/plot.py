@@ -7,10 +7,11 @@ from __future__ import annotations
 import math
 import os
 import sys
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from ._runs import Factor, Run, choose, read_runs
 from .errors import FoamError
+from .report import findings
 
 __all__ = ["main"]
 
@@ -54,12 +55,13 @@ def _draw(run: Run, tau: Optional[float]) -> Any:
     figure = Figure(figsize=(13, 4.6), layout="constrained")
     figure.get_layout_engine().set(h_pad=0.08)
     epsilon, proxy, rate = figure.subplots(1, 3)
+    worst, problem = _worst(run)
     for factor in run.factors:
         style: Dict[str, Any] = {
             "color": colours[factor.param],
             "linestyle": _DASHES[factor.axis % len(_DASHES)],
-            "linewidth": 1.4,
-            "alpha": 0.9 if len(run.factors) <= _LEGEND else 0.5,
+            "linewidth": 2.8 if factor is worst else 1.4,
+            "alpha": 0.9 if len(run.factors) <= _LEGEND or factor is worst else 0.5,
             "label": _label(factor, run.factors),
         }
         # Epsilon holds from one check to the next; a step plot says so.
@@ -81,9 +83,21 @@ def _draw(run: Run, tau: Optional[float]) -> Any:
         proxy.text(0.5, 0.5, "this policy computes no proxy", transform=proxy.transAxes, ha="center", color="0.4")
         proxy.grid(False)
         proxy.set(xticks=[], yticks=[], xlabel="")
-    figure.suptitle(f"{run.policy}: {len(run.factors)} Kronecker factors", fontsize=12, fontweight="bold")
+    title = f"{run.policy}: {len(run.factors)} Kronecker factors"
+    if worst is not None:
+        title += f"\nbold: {_label(worst, run.factors)}: {problem}"
+    figure.suptitle(title, fontsize=12, fontweight="bold")
     _legend(figure, run, colours)
     return figure
+
+
+def _worst(run: Run) -> Tuple[Optional[Factor], str]:
+    """The factor that misbehaves most, and how, where there are too many to tell by their colours."""
+    if len(run.factors) <= _LEGEND:
+        return None, ""
+    judged = [(findings(factor, run), factor) for factor in run.factors]
+    found, factor = max(judged, key=lambda pair: sum(finding.weight for finding in pair[0]))
+    return (factor, found[0].text) if found else (None, "")
 
 
 def _finish(axes: Any, title: str, log: bool) -> None:
