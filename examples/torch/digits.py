@@ -96,8 +96,9 @@ def main():
         f"FOAM: {stats['steps']} steps, {stats['evd_calls']} eigendecompositions where stale Shampoo would have done "
         f"{stats['checks']}, {1e3 * stats['seconds_total'] / stats['steps']:.2f} ms per step"
     )
-    sizes = optimizer.memory()
-    print(f"FOAM: {sizes['total'] / 1e6:.1f} MB of state, of which {max(sizes['params'], key=sizes['params'].get)} takes most")
+    sizes = optimizer.memory()["params"]
+    largest = max(sizes, key=sizes.get)
+    print(f"FOAM: {sum(sizes.values()) / 1e6:.1f} MB of state, {sizes[largest] / 1e6:.1f} MB of them for {largest}")
     for factor in optimizer.factor_stats():
         if factor["dim"] >= 32:
             print(

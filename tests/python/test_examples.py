@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-import foam
 from conftest import ROOT
 
 

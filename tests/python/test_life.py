@@ -8,6 +8,7 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 
 import foam
 from problem import OPTIONS, arrays, bits, gradients, run
@@ -199,6 +200,19 @@ def test_what_a_log_handler_raises_reaches_the_caller_after_the_step(error):
     # The interrupted step was taken whole.
     run(undisturbed, gradients(3), inject_fault="evd_chosen")
     assert bits(weights) == bits(undisturbed)
+
+
+def test_autograd_hears_of_a_step_that_an_interrupt_ended():
+    weight = torch.ones(12, 9)
+    logger, handler = logging.getLogger("foam"), Interrupting(KeyboardInterrupt())
+    logger.addHandler(handler)
+    try:
+        with foam.Optimizer({"w": weight}, merge_dims=False, inject_fault="evd_chosen", check_period=1) as optimizer:
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.step({"w": torch.randn(12, 9)})
+    finally:
+        logger.removeHandler(handler)
+    assert weight._version == 1 and not (weight == 1).all()
 
 
 def test_text_with_a_nul_is_refused_and_not_cut(tmp_path):

@@ -85,10 +85,21 @@ def table(text):
 
 
 def test_the_doctor_prints_the_plan_of_shapes(command):
-    done = command("-m", "foam", "doctor", "--plan", "wte=50x768", "h.0=768x768", "h.1=768x768", "--set", "merge_dims=false")
+    done = command(
+        "-m", "foam", "doctor", "--plan", "wte=50x768", "h.0=768x768", "h.1=768x768", "--set", "merge_dims=false"
+    )
     assert done.returncode == 0, done.stderr
     rows = table(done.stdout)
-    assert rows[0] == ["parameter", "shape", "blocks", "factors", "state", "bytes per value", "products", "GFLOP per step"]
+    assert rows[0] == [
+        "parameter",
+        "shape",
+        "blocks",
+        "factors",
+        "state",
+        "bytes per value",
+        "products",
+        "GFLOP per step",
+    ]
     planned = foam.plan({"wte": (50, 768), "h": (768, 768)}, merge_dims=False)
     assert rows[3][:4] == ["h.0 and 1 alike", "768×768 float32", "1", "768×768"]
     assert rows[3][7] == f"{planned.params[1].flops / 1e9:.3g}"

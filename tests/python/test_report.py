@@ -115,7 +115,13 @@ def test_a_file_without_statistics_is_refused(command, tmp_path):
 if BROWSER:
 
     def browse(page, *arguments):
-        options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,1100", "--virtual-time-budget=3000"]
+        options = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--window-size=1280,1100",
+            "--virtual-time-budget=3000",
+        ]
         words = [BROWSER, *options, f"--user-data-dir={page.parent / 'profile'}", *arguments, page.as_uri()]
         return subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
 

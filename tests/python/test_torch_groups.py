@@ -183,7 +183,9 @@ def test_an_interrupt_in_a_log_line_waits_for_all_groups():
                 raise KeyboardInterrupt
 
     model, other = network(), network()
-    optimizers = [FOAM(split_groups(m), inject_fault="evd_chosen", max_factor_dim=16, **OPTIONS) for m in (model, other)]
+    optimizers = [
+        FOAM(split_groups(m), inject_fault="evd_chosen", max_factor_dim=16, **OPTIONS) for m in (model, other)
+    ]
     train(other, optimizers[1], range(3))
     logger, handler = logging.getLogger("foam"), Handler()
     logger.addHandler(handler)

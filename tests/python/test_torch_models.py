@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 
 import foam
 from foam.torch import FOAM, param_groups
-from models import OPTIONS, batch, bits, loss_of, network, train
+from models import OPTIONS, batch, bits, network, train
 
 
 class Language(nn.Module):
@@ -56,7 +56,9 @@ def test_the_user_may_say_otherwise_by_name_or_pattern():
     groups = names(param_groups(Language(), grafting_only=["positions"], preconditioned="tokens.*"))
     assert groups["embeddings"] == ["positions"]
     assert groups["preconditioned"] == ["tokens.weight", "mix.weight"]
-    with pytest.raises(foam.InvalidArgumentError, match="no parameter is called 'position': expected one of 'positions'"):
+    with pytest.raises(
+        foam.InvalidArgumentError, match="no parameter is called 'position': expected one of 'positions'"
+    ):
         param_groups(Language(), grafting_only=["position"])
 
 
@@ -98,7 +100,9 @@ def test_grafting_only_groups_take_the_grafted_methods_step_and_travel():
     resumed.load_state_dict(optimizer.state_dict())
     assert resumed.param_groups[0]["grafting_only"] is True and resumed.factor_stats() == []
     optimizer.param_groups[0]["grafting_only"] = False
-    with pytest.raises(foam.InvalidArgumentError, match="changed grafting_only from True to False after the first step"):
+    with pytest.raises(
+        foam.InvalidArgumentError, match="changed grafting_only from True to False after the first step"
+    ):
         train(model, optimizer, [5])
 
 
@@ -177,7 +181,10 @@ def test_a_state_travels_between_plain_compiled_and_ddp_models(tmp_path):
             wrapped = wrap[saved_as](model)
             optimizer = FOAM(wrapped.named_parameters(), **OPTIONS)
             assert {factor["param"] for factor in optimizer.factor_stats()} == {
-                "0.weight", "0.bias", "2.weight", "2.bias"
+                "0.weight",
+                "0.bias",
+                "2.weight",
+                "2.bias",
             }
             train(wrapped, optimizer, range(3))
             for loaded_as in wrap:
@@ -282,7 +289,8 @@ def test_a_sharded_parameter_is_refused_at_construction_with_what_to_use_instead
         model = network()
         fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
         with pytest.raises(
-            foam.UnsupportedError, match=r"parameter '0\.weight': a DTensor.*expected whole tensors.*DistributedDataParallel"
+            foam.UnsupportedError,
+            match=r"parameter '0\.weight': a DTensor.*expected whole tensors.*DistributedDataParallel",
         ):
             FOAM(model.named_parameters(), **OPTIONS)
     finally:

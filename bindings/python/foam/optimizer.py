@@ -9,6 +9,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 from . import _structs
 from ._csv import append_snapshot
 from ._handle import Handle, ParamSpec
+from ._log import hearing
 from ._plan import Plan, memory
 from ._plan import plan as plan_specs
 from .errors import InvalidArgumentError, UnsupportedError
@@ -157,11 +158,13 @@ class Optimizer:
         for index, (name, grad) in enumerate(zip(self._handle.names, self._ordered(grads, "grads"))):
             sources.append(None if grad is None else view(grad, Owner(name, index, is_gradient=True)))
         lr = None if lr is None else float(lr)
-        skipped = self._handle.step(targets, sources, lr, float(grad_scale), stream)
-        if not skipped:
-            for array, source in zip(arrays, sources):
-                if source is not None:
-                    written(array)
+        # What a log handler raises, an interrupt say, waits until autograd has been told.
+        with hearing():
+            skipped = self._handle.step(targets, sources, lr, float(grad_scale), stream)
+            if not skipped:
+                for array, source in zip(arrays, sources):
+                    if source is not None:
+                        written(array)
         return skipped
 
     def synchronize(self) -> None:

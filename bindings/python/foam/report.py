@@ -46,7 +46,9 @@ def findings(factor: Factor, run: Run) -> List[Finding]:
     found = []
     last = factor.last
     if last.get("fallback_stale", 0) > 0:
-        found.append(Finding(100, f"{last['fallback_stale']:.0f} eigendecompositions failed and the old basis was kept"))
+        found.append(
+            Finding(100, f"{last['fallback_stale']:.0f} eigendecompositions failed and the old basis was kept")
+        )
     elif last.get("failed_evds", 0) > 0:
         found.append(Finding(20, f"{last['failed_evds']:.0f} eigendecompositions failed at first"))
     if run.tau is not None:

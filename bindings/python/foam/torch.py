@@ -61,8 +61,8 @@ class FOAM(torch.optim.Optimizer):
     Parameters may be float32, float64, float16 or bfloat16 (statistics are then float32) and must be contiguous in
     some order of their dimensions, as in channels_last; a gradient in another layout is copied. The state is in the
     order of the memory: a run resumes in the memory format that it was saved in. Parameters whose ``grad`` is None
-    take no part. Sparse and complex tensors are refused by name. Works with closures, ``torch.amp.GradScaler`` and DistributedDataParallel: the same
-    gradients give the same bits on every rank.
+    take no part. Sparse and complex tensors are refused by name. Works with closures, ``torch.amp.GradScaler`` and
+    DistributedDataParallel: the same gradients give the same bits on every rank.
 
     >>> import torch, foam.torch
     >>> model = torch.nn.Linear(8, 4)
@@ -118,7 +118,8 @@ class FOAM(torch.optim.Optimizer):
         try:
             refuse_unknown(param_group)
             merge_betas(param_group)
-            self._natives.append(create(index, param_group, targets(index, param_group)))
+            with alone(self._lock):
+                self._natives.append(create(index, param_group, targets(index, param_group)))
         except Exception:
             self.param_groups.pop()
             raise
@@ -210,8 +211,9 @@ class FOAM(torch.optim.Optimizer):
         """The state as torch has it; each group holds its native state as a uint8 tensor under ``"foam_state"``."""
         with alone(self._lock):
             for group, native in zip(self.param_groups, self._natives):
+                steps = float(native.handle.stats()["steps"])
                 for param in group["params"]:
-                    self.state[param]["step"].fill_(native.handle.stats()["steps"])
+                    self.state[param]["step"] = torch.tensor(steps)
         state = super().state_dict()
         with alone(self._lock):
             for group, native in zip(state["param_groups"], self._natives):
