@@ -2,10 +2,12 @@
 
 import io
 import logging
+from collections import OrderedDict
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
@@ -326,3 +328,41 @@ def test_a_state_of_the_distributed_tools_continues_bit_for_bit():
     assert resumed.stats()["steps"] == 4
     train(half, resumed, range(4, 8))
     assert bits(half) == bits(whole)
+
+
+@pytest.mark.parametrize("length", range(1, 9))
+def test_a_distributed_checkpoint_is_read_into_a_new_optimizer(tmp_path, length):
+    """It is read in place: every tensor of the new optimizer's state has to have the size of the one in the file. What
+    the library writes may grow with the steps; how the names are long decides whether it does at the tenth.
+    """
+
+    def model():
+        torch.manual_seed(0)
+        return nn.Sequential(OrderedDict({"n" * length: nn.Linear(12, 3)}))
+
+    whole, half = model(), model()
+    train(whole, FOAM(whole, **OPTIONS), range(16))
+    optimizer = FOAM(half, **OPTIONS)
+    train(half, optimizer, range(12))
+    checkpoint.save({"optimizer": get_optimizer_state_dict(half, optimizer)}, checkpoint_id=tmp_path)
+    resumed = FOAM(half, **OPTIONS)
+    state = {"optimizer": get_optimizer_state_dict(half, resumed)}
+    checkpoint.load(state, checkpoint_id=tmp_path)
+    set_optimizer_state_dict(half, resumed, state["optimizer"])
+    assert resumed.stats()["steps"] == 12
+    train(half, resumed, range(12, 16))
+    assert bits(half) == bits(whole)
+
+
+def test_a_state_without_padding_is_read_as_well():
+    model = network()
+    optimizer = FOAM(model.named_parameters(), **OPTIONS)
+    train(model, optimizer, range(12))
+    state = optimizer.state_dict()
+    (group,) = state["param_groups"]
+    whole = group["foam_state"]
+    group["foam_state"] = whole[: optimizer._natives[0].handle.state_size()].clone()
+    assert group["foam_state"].numel() < whole.numel()
+    resumed = FOAM(model.named_parameters(), **OPTIONS)
+    resumed.load_state_dict(state)
+    assert torch.equal(resumed.state_dict()["param_groups"][0]["foam_state"], whole)

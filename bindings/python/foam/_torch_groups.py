@@ -54,6 +54,8 @@ class Native(NamedTuple):
 
     handle: Handle
     signature: Signature
+    #: Bytes of its state before the first step.
+    empty_size: int
 
 
 # ---- options
@@ -200,7 +202,8 @@ def create(index: int, group: Group, seen: Sequence[View]) -> Native:
         ParamSpec(name, target.shape, target.dtype, grafting_only=wanted.grafting_only)
         for name, target in zip(names, seen)
     ]
-    return Native(Handle(specs, wanted.preset, options), wanted)
+    handle = Handle(specs, wanted.preset, options)
+    return Native(handle, wanted, handle.state_size())
 
 
 def difference(old: Native, new: Native) -> str:

@@ -27,7 +27,7 @@ from ._torch_groups import (
     targets,
 )
 from ._torch_model import param_groups
-from ._torch_state import STATE, get_state, put_state
+from ._torch_state import STATE, get_state, padded_state, put_state
 from ._torch_step import Work, step_together
 from .errors import BadCheckpointError, InvalidArgumentError, PoisonedError
 from .tensors import Owner, View
@@ -217,7 +217,7 @@ class FOAM(torch.optim.Optimizer):
         state = super().state_dict()
         with alone(self._lock):
             for group, native in zip(state["param_groups"], self._natives):
-                group[STATE] = get_state(native.handle)
+                group[STATE] = padded_state(native.handle, native.empty_size)
         return state
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
