@@ -2,6 +2,8 @@
 
 import logging
 import re
+import sys
+import threading
 
 import pytest
 import torch
@@ -219,6 +221,34 @@ def test_an_overlapping_call_from_a_log_line_is_busy():
         logger.removeHandler(handler)
     assert set(caught) == {foam.BusyError} and len(caught) % 4 == 0
     assert optimizer.stats()["steps"] == 3
+
+
+def test_two_threads_on_one_optimizer_take_whole_steps_or_none():
+    model = network()
+    optimizer = FOAM(split_groups(model), num_threads=1, **OPTIONS)
+    loss_of(model, 0).backward()
+    taken, refused, start, interval = [], [], threading.Barrier(2), sys.getswitchinterval()
+
+    def work():
+        start.wait()
+        for _ in range(150):
+            try:
+                optimizer.step()
+                taken.append(1)
+            except foam.BusyError:
+                refused.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(taken) + len(refused) == 300
+    assert optimizer.stats(0)["steps"] == optimizer.stats(1)["steps"] == len(taken)
 
 
 def test_an_option_that_the_state_cannot_follow_is_named():

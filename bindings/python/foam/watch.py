@@ -91,8 +91,8 @@ def wandb(optimizer: Any, step: Optional[int] = None, *, run: Any = None, per_fa
     if run is None:
         try:
             from wandb import run
-        except ImportError:
-            raise InvalidArgumentError("Weights & Biases is not installed: pip install wandb, or pass run=") from None
+        except ImportError as cause:
+            raise InvalidArgumentError("Weights & Biases is not installed: pip install wandb, or pass run=") from cause
     if run is None:
         raise InvalidArgumentError("no run of Weights & Biases is active: expected wandb.init() before, or run=")
     run.log(scalars(optimizer, per_factor=per_factor), **({} if step is None else {"step": step}))
@@ -131,8 +131,8 @@ def _lightning() -> Any:
     except ImportError:
         try:
             import pytorch_lightning as package
-        except ImportError:
-            raise InvalidArgumentError("Lightning is not installed: pip install lightning") from None
+        except ImportError as cause:
+            raise InvalidArgumentError("Lightning is not installed: pip install lightning") from cause
     return package
 
 
