@@ -39,10 +39,15 @@ files! {
     the_optimizer_does_what_it_says: "test_optimizer.py";
     the_optimizer_lives_and_ends_well: "test_life.py";
     the_library_is_found_and_the_commands_work: "test_commands.py";
+    a_page_about_a_run_is_written: "test_report.py";
     examples_and_documented_programs_run: "test_examples.py";
     golden_traces_give_the_same_bits_through_torch: "test_torch_golden.py";
     torch_tensors_are_used_where_they_lie_or_refused_by_name: "test_torch_tensors.py";
     the_torch_optimizer_is_one: "test_torch.py";
+    torch_groups_step_all_or_none: "test_torch_groups.py";
+    whole_models_and_torchs_own_tools_work: "test_torch_models.py";
+    the_plan_and_its_bytes_are_told_before_allocation: "test_torch_plan.py";
+    statistics_go_to_the_tools_that_watch_a_run: "test_torch_watch.py";
     the_torch_state_travels_bit_for_bit: "test_torch_state.py";
     torch_trains_on_real_data_and_on_two_processes: "test_torch_training.py";
     examples_and_documented_programs_with_torch_run: "test_torch_examples.py";

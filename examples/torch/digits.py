@@ -3,8 +3,8 @@
     python examples/torch/digits.py
 
 Needs torch and the package foam (from a checkout: PYTHONPATH=bindings/python). One learning rate for both, a cosine
-schedule, two parameter groups (no decay for biases and norms), and a checkpoint in the middle that the run resumes
-from: the same things a training script has.
+schedule, no decay for biases and norms (FOAM sees to it on its own), and a checkpoint in the middle that the run
+resumes from: the same things a training script has.
 """
 
 import io
@@ -54,7 +54,7 @@ def groups(model):
 def train(label, make_optimizer):
     torch.manual_seed(0)
     model = network()
-    optimizer = make_optimizer(groups(model))
+    optimizer = make_optimizer(model)
     steps = EPOCHS * (1437 // BATCH)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     images, labels = digits()
@@ -87,15 +87,18 @@ def train(label, make_optimizer):
 def main():
     torch.set_num_threads(1)  # the network is small: more would only wait for each other
     print(foam.build_info())
-    train("AdamW", lambda groups: torch.optim.AdamW(groups, lr=LR, betas=(0.95, 0.995)))
+    train("AdamW", lambda model: torch.optim.AdamW(groups(model), lr=LR, betas=(0.95, 0.995)))
     # Damping is in units of the squared gradient, and these gradients are large; kernels keep their four axes.
     options = dict(check_period=5, epsilon=1e-4, epsilon_max=3e-3, merge_dims=False)
-    optimizer = train("FOAM", lambda groups: foam.torch.FOAM(groups, lr=LR, **options))
+    optimizer = train("FOAM", lambda model: foam.torch.FOAM(model, lr=LR, weight_decay=1e-2, **options))
     stats = optimizer.stats()
     print(
         f"FOAM: {stats['steps']} steps, {stats['evd_calls']} eigendecompositions where stale Shampoo would have done "
-        f"{stats['checks']}, {1e3 * stats['seconds_total'] / stats['steps']:.2f} ms a step"
+        f"{stats['checks']}, {1e3 * stats['seconds_total'] / stats['steps']:.2f} ms per step"
     )
+    sizes = optimizer.memory()["params"]
+    largest = max(sizes, key=sizes.get)
+    print(f"FOAM: {sum(sizes.values()) / 1e6:.1f} MB of state, {sizes[largest] / 1e6:.1f} MB of them for {largest}")
     for factor in optimizer.factor_stats():
         if factor["dim"] >= 32:
             print(

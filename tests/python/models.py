@@ -29,7 +29,7 @@ def train(model, optimizer, steps):
 
 
 def bits(model):
-    return [p.detach().view(torch.uint8).numpy().tobytes() for p in model.parameters()]
+    return [p.detach().reshape(-1).view(torch.uint8).numpy().tobytes() for p in model.parameters()]
 
 
 def split_groups(model):

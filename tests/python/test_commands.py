@@ -198,7 +198,7 @@ def test_a_recorded_run_is_plotted(command, recorded, tmp_path):
 
 
 def test_the_figures_show_what_was_recorded(recorded):
-    from foam.plot import read_runs
+    from foam._runs import read_runs
 
     (run,) = read_runs(recorded)
     assert (run.policy, run.tau, run.epsilon_max) == ("foam", 0.75, 0.1)
@@ -225,6 +225,22 @@ def test_several_runs_of_the_train_example_give_a_figure_each(command, tmp_path)
     assert "τ = 0.75" in (tmp_path / "stats-foam.svg").read_text()
     done = command("-m", "foam", "plot", path, "--policy", "foam", "--out", tmp_path / "one")
     assert done.stdout.split() == [str(tmp_path / "one.png"), str(tmp_path / "one.svg")]
+
+
+def test_a_plot_of_many_factors_names_the_one_that_misbehaves(command, tmp_path):
+    rows = ["step,param,block,axis,dim,tau,epsilon,proxy,gap_bound,checks,evd_calls,fallback_stale"]
+    for step in (10, 20, 30):
+        rows += [
+            f"{step},layer{n},0,0,64,0.75,1e-6,0.3,0.4,{step},1,{3 if n == 17 and step == 30 else 0}" for n in range(20)
+        ]
+    (tmp_path / "stats.csv").write_text("\n".join(rows) + "\n")
+    assert command("-m", "foam", "plot", tmp_path / "stats.csv").returncode == 0
+    words = "bold: layer17 axis 0 (64): 3 eigendecompositions failed and the old basis was kept"
+    assert words in (tmp_path / "stats.svg").read_text()
+    healthy = [row[: row.rindex(",")] + ",0" if row.endswith(",3") else row for row in rows]
+    (tmp_path / "stats.csv").write_text("\n".join(healthy) + "\n")
+    assert command("-m", "foam", "plot", tmp_path / "stats.csv").returncode == 0
+    assert "bold: " not in (tmp_path / "stats.svg").read_text()
 
 
 def test_a_file_without_figures_is_refused_by_name(command, tmp_path):

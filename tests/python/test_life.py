@@ -3,6 +3,7 @@
 import logging
 import multiprocessing
 import pickle
+import sys
 import threading
 
 import numpy as np
@@ -69,6 +70,149 @@ def test_an_overlapping_call_is_busy():
     finally:
         logger.removeHandler(handler)
     assert [type(error) for error in caught] == [foam.BusyError]
+
+
+@pytest.fixture
+def eager_switching():
+    """Threads take turns after every few bytecodes, so that races show."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def in_threads(count, work):
+    """Runs ``work(number)`` in threads that start together; what they raised."""
+    start, raised = threading.Barrier(count), []
+
+    def body(number):
+        start.wait()
+        try:
+            work(number)
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=body, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return raised
+
+
+def test_two_threads_on_one_optimizer_never_update_each_others_arrays(eager_switching):
+    names = [f"p{index}" for index in range(6)]
+    own = [{name: np.full(3, 100.0 * (number + 1), "f4") for name in names} for number in (0, 1)]
+    taken = [0, 0]
+    with foam.Optimizer(own[0], num_threads=1, policy="grafting_only", lr=0.01, weight_decay=0.0) as optimizer:
+
+        def work(number):
+            gradient = {name: np.ones(3, "f4") for name in names}
+            while taken[number] < 300:
+                before = {name: array.copy() for name, array in own[number].items()}
+                try:
+                    optimizer.step(gradient, params=own[number])
+                except foam.BusyError:
+                    # Refused whole: not even one array of ours may have moved.
+                    assert all((own[number][name] == before[name]).all() for name in names)
+                    continue
+                taken[number] += 1
+                assert all((own[number][name] < before[name]).all() for name in names), "a step went elsewhere"
+
+        assert in_threads(2, work) == []
+        assert optimizer.stats()["steps"] == 600
+
+
+def test_closing_during_a_step_is_busy_and_closes_nothing():
+    inside = []
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            try:
+                optimizer.close()
+            except foam.FoamError as error:
+                inside.append(error)
+
+    logger, handler = logging.getLogger("foam"), Handler()
+    logger.addHandler(handler)
+    try:
+        optimizer = foam.Optimizer(arrays(), max_factor_dim=40, inject_fault="evd_chosen", **OPTIONS)
+        for grad in gradients(3):
+            optimizer.step(grad)
+    finally:
+        logger.removeHandler(handler)
+    assert inside and {type(error) for error in inside} == {foam.BusyError}
+    assert not optimizer.closed and optimizer.stats()["steps"] == 3
+    optimizer.close()
+    assert optimizer.closed
+
+
+def test_closing_races_with_steps_harmlessly(eager_switching):
+    for _ in range(30):
+        optimizer = foam.Optimizer({"w": np.ones(3, "f4")}, num_threads=1, policy="grafting_only")
+
+        def work(number):
+            try:
+                if number == 0:
+                    for _ in range(50):
+                        optimizer.step({"w": np.ones(3, "f4")})
+                else:
+                    optimizer.close()
+            except (foam.BusyError, foam.InvalidArgumentError):
+                pass
+
+        assert in_threads(2, work) == []
+        optimizer.close()
+
+
+class Interrupting(logging.Handler):
+    """A handler during which the user presses Ctrl-C, once."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def emit(self, record):
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ZeroDivisionError])
+def test_what_a_log_handler_raises_reaches_the_caller_after_the_step(error):
+    logger, handler = logging.getLogger("foam"), Interrupting(error("pressed"))
+    logger.addHandler(handler)
+    weights, undisturbed = arrays(), arrays()
+    try:
+        with foam.Optimizer(weights, max_factor_dim=40, inject_fault="evd_chosen", **OPTIONS) as optimizer:
+            grads = gradients(3)
+            raised = []
+            for grad in grads:
+                try:
+                    optimizer.step(grad)
+                except error as caught:
+                    raised.append(caught)
+            assert [str(caught) for caught in raised] == ["pressed"]
+            assert optimizer.stats()["steps"] == 3
+    finally:
+        logger.removeHandler(handler)
+    # The interrupted step was taken whole.
+    run(undisturbed, gradients(3), inject_fault="evd_chosen")
+    assert bits(weights) == bits(undisturbed)
+
+
+def test_text_with_a_nul_is_refused_and_not_cut(tmp_path):
+    with foam.Optimizer(arrays()) as optimizer:
+        for call in (optimizer.save, optimizer.load):
+            with pytest.raises(foam.InvalidArgumentError, match=r"path '.*state\\x00\.bin': expected no NUL"):
+                call(f"{tmp_path}/state\0.bin")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(foam.InvalidArgumentError, match=r"name 'w\\x00a': expected no NUL"):
+        foam.Optimizer({"w\0a": np.ones(3, "f4"), "w\0b": np.ones(3, "f4")})
+    with pytest.raises(foam.InvalidArgumentError, match=r"option 'policy' = 'foam\\x00x': expected no NUL"):
+        foam.Optimizer(arrays(), policy="foam\0x")
+    with pytest.raises(foam.InvalidArgumentError, match=r"preset 'paper\\x00': expected no NUL"):
+        foam.Optimizer(arrays(), preset="paper\0")
 
 
 def _in_child(optimizer, weights, grad, queue):

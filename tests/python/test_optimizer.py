@@ -1,6 +1,7 @@
 """`foam.Optimizer` as its users call it."""
 
 import csv
+import re
 
 import numpy as np
 import pytest
@@ -222,17 +223,17 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path):
     with foam.Optimizer(parts, **settings) as first:
         for grad in grads[:5]:
             first.step(grad)
-        first.save(tmp_path / "state.safetensors")
-        state = first.state_bytes()
+        first.save_file(tmp_path / "state.safetensors")
+        state = first.save_memory()
     assert (tmp_path / "state.safetensors").read_bytes() == state
     # In another order: names find their state.
     with foam.Optimizer(dict(reversed(list(parts.items()))), **settings) as second:
-        second.load(tmp_path / "state.safetensors")
+        second.load_file(tmp_path / "state.safetensors")
         for grad in grads[5:9]:
             second.step(grad)
-        state = second.state_bytes()
+        state = second.save_memory()
     with foam.Optimizer(dict(reversed(list(parts.items()))), **settings) as third:
-        third.load_state_bytes(memoryview(state))
+        third.load_memory(memoryview(state))
         assert third.stats()["steps"] == 9
         for grad in grads[9:]:
             third.step(grad)
@@ -269,15 +270,34 @@ def test_a_run_goes_from_python_to_c_and_back_bit_for_bit(tmp_path, c_program):
 def test_bad_checkpoints_are_refused_and_change_nothing(tmp_path):
     with foam.Optimizer(arrays(), **OPTIONS) as optimizer:
         optimizer.step(gradients(1)[0])
-        state = optimizer.state_bytes()
+        state = optimizer.save_memory()
         with pytest.raises(foam.BadCheckpointError):
-            optimizer.load_state_bytes(state[:-7])
+            optimizer.load_memory(state[:-7])
         with pytest.raises(foam.BadCheckpointError):
-            optimizer.load_state_bytes(b"")
+            optimizer.load_memory(b"")
         with pytest.raises(foam.IoError, match="missing") as caught:
             optimizer.load(tmp_path / "missing")
         assert caught.value.native_code == 2
         with foam.Optimizer({"other": np.ones(7, "f4")}) as foreign:
             with pytest.raises(foam.BadCheckpointError, match="matrix|other"):
-                foreign.load_state_bytes(state)
-        assert optimizer.state_bytes() == state
+                foreign.load_memory(state)
+        assert optimizer.save_memory() == state
+
+
+def test_the_state_is_saved_by_the_names_that_the_other_languages_have(root):
+    in_c = set(re.findall(r"\bfoam_((?:save|load)_\w+)\(", (root / "include/foam.h").read_text()))
+    in_cpp = set(re.findall(r"\b((?:save|load)_\w+)\(", (root / "include/foam/optimizer.hpp").read_text()))
+    in_python = {name for name in dir(foam.Optimizer) if name.startswith(("save_", "load_"))}
+    assert in_c == in_python == {name.replace("foam_", "") for name in in_cpp if "foam_" not in name}
+    assert foam.Optimizer.save is foam.Optimizer.save_file and foam.Optimizer.load is foam.Optimizer.load_file
+
+
+def test_the_rate_of_eigendecompositions_is_a_number_from_the_start():
+    with foam.Optimizer(arrays(), max_factor_dim=40, **OPTIONS) as optimizer:
+        assert optimizer.stats()["evd_rate"] == 0
+        assert {factor["evd_rate"] for factor in optimizer.factor_stats()} == {0}
+        for grad in gradients(9):
+            optimizer.step(grad)
+        stats = optimizer.stats()
+        assert 0 < stats["evd_rate"] == stats["evd_calls"] / stats["checks"] <= 1
+        assert all(factor["evd_rate"] == factor["evd_calls"] / factor["checks"] for factor in optimizer.factor_stats())

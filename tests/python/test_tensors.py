@@ -53,6 +53,11 @@ class OnCuda:
         }
 
 
+def interface(**about):
+    """An array that shows this ``__array_interface__``."""
+    return type("Array", (), {"__array_interface__": {"version": 3, **about}})()
+
+
 # ---- zero-copy
 
 
@@ -136,6 +141,38 @@ def test_a_view_keeps_its_memory_and_gives_it_back():
     assert gone() is None
 
 
+def test_numpy_scalars_are_copied_as_gradients():
+    weight, expected = np.array(2.0, np.float32), np.array(2.0, np.float32)
+    values = [np.float32(0.5), np.full(3, 0.25, np.float32).sum(), np.float64(1.5), np.float16(-0.5)]
+    with foam.Optimizer({"w": weight}, lr=0.1) as optimizer, foam.Optimizer({"w": expected}, lr=0.1) as other:
+        for value in values:
+            optimizer.step({"w": value})
+            other.step({"w": np.array(value)})
+            assert weight.tobytes() == expected.tobytes()
+    seen = view(np.float32(7), GRADIENT)
+    churn = [np.full(1, 9, np.float32) for _ in range(200)]
+    assert (ctypes.c_float * 1).from_address(seen.data)[0] == 7 and len(churn) == 200
+
+
+WITHOUT_MEMORY = {
+    "cuda": lambda: OnCuda(shape=(3, 4), data=(0, False)),
+    "array interface": lambda: interface(shape=(3, 4), typestr="<f4", data=(0, False)),
+}
+
+
+def refused_without_memory(make):
+    weight = np.ones((3, 4), np.float32)
+    with foam.Optimizer({"layer.weight": weight}, lr=0.1) as optimizer:
+        with pytest.raises(foam.UnsupportedError, match=r"^gradient of parameter 'layer\.weight': no memory"):
+            optimizer.step([make()])
+        assert optimizer.stats()["steps"] == 0
+
+
+@pytest.mark.parametrize("kind", WITHOUT_MEMORY)
+def test_a_gradient_without_memory_is_refused_instead_of_taking_no_part(kind):
+    refused_without_memory(WITHOUT_MEMORY[kind])
+
+
 # ---- element types
 
 
@@ -146,7 +183,7 @@ def test_a_view_keeps_its_memory_and_gives_it_back():
         (np.ones(2, np.float16), "float16"),
         (np.ones(2, ml_dtypes.bfloat16), "bfloat16"),
         (array.array("d", [1, 2]), "float64"),
-        (np.float32(1) * np.ones(()), "float64"),
+        (np.ones(()), "float64"),
     ],
     ids=str,
 )
@@ -195,6 +232,11 @@ REFUSED = {
     "buffer integer": (lambda: bytearray(8), foam.UnsupportedError, "integers of buffer format 'B'" + DTYPE),
     "bool": (lambda: np.ones(3, bool), foam.UnsupportedError, "dtype bool" + DTYPE),
     "big-endian": (lambda: np.ones(3, ">f4"), foam.UnsupportedError, "float32 in big-endian order"),
+    "no address": (
+        lambda: interface(shape=(3,), typestr="<f4", data=bytes(12)),
+        foam.UnsupportedError,
+        "its __array_interface__ gives no address",
+    ),
     "a list": (lambda: [1.0, 2.0], foam.UnsupportedError, "a list: expected an array"),
 }
 
@@ -225,6 +267,14 @@ def test_refused_as_a_parameter_by_name(kind):
 )
 def test_refused_as_a_gradient_by_name_before_anything_is_written(kind):
     refused_as_a_gradient_before_anything_is_written(*REFUSED[kind])
+
+
+def test_a_numpy_scalar_is_refused_as_a_parameter_by_name():
+    with pytest.raises(foam.InvalidArgumentError, match=r"^parameter 'w': a NumPy scalar.*numpy\.array\(x\)"):
+        foam.Optimizer({"w": np.float32(1)})
+    with foam.Optimizer({"w": np.ones((), np.float32)}) as optimizer:
+        with pytest.raises(foam.InvalidArgumentError, match=r"^parameter 'w': a NumPy scalar"):
+            optimizer.step([np.float32(1)], params=[np.float32(1)])
 
 
 def test_read_only_gradients_are_accepted():

@@ -15,6 +15,7 @@ from test_tensors import (
     DLPackOnly,
     refused_as_a_gradient_before_anything_is_written,
     refused_as_a_parameter,
+    refused_without_memory,
     updated_where_it_lies,
 )
 
@@ -87,3 +88,27 @@ def test_refused_as_a_parameter_by_name(kind):
 @pytest.mark.parametrize("kind", REFUSED)
 def test_refused_as_a_gradient_by_name_before_anything_is_written(kind):
     refused_as_a_gradient_before_anything_is_written(*REFUSED[kind])
+
+
+class Nowhere(torch.Tensor):
+    """A tensor subclass without memory, as wrappers of other tensors are."""
+
+    @staticmethod
+    def __new__(cls, shape):
+        return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.float32)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, arguments=(), options=None):
+        raise NotImplementedError(str(function))
+
+
+WITHOUT_MEMORY = {
+    "torch wrapper": lambda: Nowhere((3, 4)),
+    "torch empty": lambda: torch.ones(0, 4),
+    "dlpack empty": lambda: DLPackOnly(torch.ones(0, 4)),
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_MEMORY)
+def test_a_gradient_without_memory_is_refused_instead_of_taking_no_part(kind):
+    refused_without_memory(WITHOUT_MEMORY[kind])

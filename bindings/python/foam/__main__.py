@@ -1,4 +1,4 @@
-"""``python -m foam``: doctor, plot and replay."""
+"""``python -m foam``: doctor, plot, report and replay."""
 
 from __future__ import annotations
 
@@ -27,7 +27,15 @@ def _run(arguments: Optional[List[str]]) -> int:
     parser.add_argument("--version", action="version", version=f"foam {_version.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
 
-    commands.add_parser("doctor", help="report the library, the machine and CUDA, to paste into an issue")
+    doctor = commands.add_parser("doctor", help="report the library, the machine and CUDA, to paste into an issue")
+    doctor.add_argument(
+        "--plan",
+        nargs="+",
+        metavar="SHAPE",
+        help="instead: the blocks, factors, bytes and products of a model, as NAME=768x3072 or as a safetensors file",
+    )
+    doctor.add_argument("--preset", help="with --plan: the options to start from")
+    doctor.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="with --plan: options")
 
     plot = commands.add_parser("plot", help="plot epsilon, proxy and EVD rate of every factor from a CSV file")
     plot.add_argument("csv", help="a file that Optimizer.to_csv or the train example wrote")
@@ -35,18 +43,29 @@ def _run(arguments: Optional[List[str]]) -> int:
     plot.add_argument("--policy", help="the run to plot, where the file has several; default: all, one file each")
     plot.add_argument("--tau", type=float, help="draw this tau, where the file does not say it")
 
+    report = commands.add_parser("report", help="write a page about every factor, to look into with a browser")
+    report.add_argument("csv", help="a file that Optimizer.to_csv or the train example wrote")
+    report.add_argument("--out", metavar="FILE", help="the page; default: beside the CSV, with the ending .html")
+    report.add_argument("--policy", help="the run to show, where the file has several; default: all of them")
+    report.add_argument("--tau", type=float, help="this tau, where the file does not say it")
+
     replay = commands.add_parser("replay", help="compare golden traces with this build")
     replay.add_argument("traces", nargs="+", metavar="case.safetensors")
 
     chosen = parser.parse_args(arguments)
     if chosen.command == "doctor":
-        from .doctor import main as doctor
+        from .doctor import main as examine
+        from .doctor import plan_main as plan
 
-        return doctor()
+        return plan(chosen.plan, chosen.preset, chosen.set) if chosen.plan else examine()
     if chosen.command == "plot":
         from .plot import main as draw
 
         return draw(chosen.csv, chosen.out, chosen.policy, chosen.tau)
+    if chosen.command == "report":
+        from .report import main as write
+
+        return write(chosen.csv, chosen.out, chosen.policy, chosen.tau)
     from .replay import main as certify
 
     return certify(chosen.traces)

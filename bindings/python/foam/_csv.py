@@ -1,4 +1,4 @@
-"""The figures of all factors as rows of a CSV file, one snapshot a call."""
+"""The statistics of all factors as rows of a CSV file, one snapshot per call."""
 
 from __future__ import annotations
 
@@ -48,13 +48,24 @@ COLUMNS = (
     "fallback_svd",
     "fallback_stale",
     "branch",
+    # Of the whole group, the same in all its rows.
+    "group",
+    "seconds_inspect",
+    "seconds_accumulate",
+    "seconds_sense",
+    "seconds_refresh",
+    "seconds_redamp",
+    "seconds_apply",
+    "seconds_total",
 )
 
 
-def append_snapshot(path: Any, handle: Handle) -> None:
+def append_snapshot(path: Any, handle: Handle, group: int = 0) -> None:
     """Appends a row for every factor; the file gets a header if it is new."""
-    steps = handle.stats()["steps"]
+    stats = handle.stats()
     shared = {key: handle.options[key] for key in ("policy", "tau", "epsilon_max")}
+    shared.update((key, value) for key, value in stats.items() if key.startswith("seconds_"))
+    shared.update(group=group, step=stats["steps"])
     new = not os.path.exists(path) or os.path.getsize(path) == 0
     if not new:
         with open(path, newline="", encoding="utf-8") as file:
@@ -68,8 +79,9 @@ def append_snapshot(path: Any, handle: Handle) -> None:
         if new:
             writer.writerow(COLUMNS)
         for factor in handle.factor_stats():
-            row = {**factor, **shared, "step": steps}
-            writer.writerow([_cell(row[column]) for column in COLUMNS])
+            row = {**factor, **shared}
+            # A state of foam.jax knows of no seconds.
+            writer.writerow([_cell(row.get(column, "")) for column in COLUMNS])
 
 
 def _cell(value: Any) -> Any:

@@ -4,21 +4,20 @@ built on it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import logging
 import math
 import operator
 import os
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+import threading
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _library, _structs
-from .errors import InvalidArgumentError
+from ._log import LOG, hearing
+from .errors import BusyError, InvalidArgumentError, PanicError, PoisonedError
 from .tensors import DTYPES, View
 
-__all__ = ["Handle", "ParamSpec", "defaults", "option_text"]
-
-_logger = logging.getLogger("foam")
-_LEVELS = {_structs.LOG_WARNING: logging.WARNING, _structs.LOG_INFO: logging.INFO}
+__all__ = ["Handle", "ParamSpec", "alone", "defaults", "describe", "evd_rate", "option_text"]
 
 
 class ParamSpec(NamedTuple):
@@ -51,22 +50,23 @@ def option_text(value: Any) -> str:
         return str(value)
 
 
-def _native_log(_user: Any, level: int, message: bytes) -> None:
-    _logger.log(_LEVELS.get(level, logging.INFO), "%s", message.decode("utf-8", "replace"))
-
-
-# One callback for all handles, kept for good: the library may call it as long as a handle lives.
-_LOG = _structs.LOG_FUNCTION(_native_log)
+def _text(value: Union[str, bytes], what: str) -> bytes:
+    """A string as C has it; what C would cut at a NUL is refused."""
+    encoded = value if isinstance(value, bytes) else value.encode()
+    if b"\0" in encoded:
+        raise InvalidArgumentError(f"{what} {encoded.decode('utf-8', 'replace')!r}: expected no NUL in it")
+    return encoded
 
 
 def _config(preset: Optional[str], options: Mapping[str, Any]) -> _structs.Config:
     library = _library.load()
     config = _structs.Config()
-    name = None if preset is None else str(preset).encode()
+    name = None if preset is None else _text(str(preset), "preset")
     library.call("foam_config_init", ctypes.byref(config), ctypes.sizeof(config), name)
     for key, value in options.items():
-        library.call("foam_config_set", ctypes.byref(config), key.encode(), option_text(value).encode())
-    config.log = _LOG
+        texts = _text(key, "option"), _text(option_text(value), f"option '{key}' =")
+        library.call("foam_config_set", ctypes.byref(config), *texts)
+    config.log = LOG
     return config
 
 
@@ -91,31 +91,64 @@ def defaults(preset: Optional[str] = None) -> Dict[str, str]:
     return _config_dict(_config(preset, {}))
 
 
+@contextlib.contextmanager
+def alone(lock: "threading.Lock") -> Iterator[None]:
+    """Holds ``lock``; raises :class:`BusyError` if somebody else does, the caller's own thread included."""
+    if not lock.acquire(blocking=False):
+        raise BusyError(
+            "another call is inside this optimizer; expected one call at a time (a lock of yours, or an optimizer "
+            "per thread)"
+        )
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def describe(specs: Sequence[ParamSpec]) -> Tuple[Any, List[Any]]:
+    """The parameters as an array of ``foam_param``, and what has to live as long as it."""
+    library = _library.load()
+    described = (_structs.Param * max(len(specs), 1))()
+    keep: List[Any] = []
+    for raw, spec in zip(described, specs):
+        library.call("foam_param_init", ctypes.byref(raw), ctypes.sizeof(raw))
+        sizes = (ctypes.c_int64 * max(len(spec.shape), 1))(*spec.shape)
+        keep.append(sizes)
+        raw.name = _text(spec.name, "name")
+        raw.shape = ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64))
+        raw.ndim = len(spec.shape)
+        raw.dtype.code, raw.dtype.bits = DTYPES[spec.dtype]
+        raw.dtype.lanes = 1
+        raw.lr_scale, raw.weight_decay_scale, raw.root = spec.lr_scale, spec.weight_decay_scale, spec.root
+        raw.flags = _structs.PARAM_GRAFTING_ONLY if spec.grafting_only else 0
+    return described, keep
+
+
+def evd_rate(counts: Mapping[str, Any]) -> float:
+    """Eigendecompositions over checks, each of which stale Shampoo would spend one on; 0 before the first check."""
+    return counts["evd_calls"] / counts["checks"] if counts["checks"] else 0.0
+
+
 class Handle:
-    """A ``foam_optimizer`` and what belongs to it."""
+    """A ``foam_optimizer`` and what belongs to it. Calls that overlap raise :class:`BusyError`."""
 
     def __init__(self, specs: Sequence[ParamSpec], preset: Optional[str], options: Mapping[str, Any]) -> None:
         self._pointer: Optional[int] = None
+        #: Whether an internal error left the optimizer unusable.
+        self.poisoned = False
+        # The native handle refuses overlapping calls too, but the arrays below are filled before it is entered, and
+        # nothing but this keeps it alive during a call.
+        self._lock = threading.Lock()
         self._library = _library.load()
         config = _config(preset, options)
         self.options = _config_dict(config)
+        self.preset, self.specs = preset, list(specs)
         self.names = [spec.name for spec in specs]
-        described = (_structs.Param * max(len(specs), 1))()
-        keep: List[Any] = []
-        for raw, spec in zip(described, specs):
-            self._library.call("foam_param_init", ctypes.byref(raw), ctypes.sizeof(raw))
-            sizes = (ctypes.c_int64 * max(len(spec.shape), 1))(*spec.shape)
-            keep.append(sizes)
-            raw.name = spec.name.encode()
-            raw.shape = ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64))
-            raw.ndim = len(spec.shape)
-            raw.dtype.code, raw.dtype.bits = DTYPES[spec.dtype]
-            raw.dtype.lanes = 1
-            raw.lr_scale, raw.weight_decay_scale, raw.root = spec.lr_scale, spec.weight_decay_scale, spec.root
-            raw.flags = _structs.PARAM_GRAFTING_ONLY if spec.grafting_only else 0
+        described, _keep = describe(specs)
         pointer = ctypes.c_void_p()
-        self._library.call("foam_create", ctypes.byref(config), described, len(specs), ctypes.byref(pointer))
-        self._pointer = pointer.value
+        with hearing():
+            self._library.call("foam_create", ctypes.byref(config), described, len(specs), ctypes.byref(pointer))
+            self._pointer = pointer.value
         self._params = (_structs.Tensor * max(len(specs), 1))()
         self._grads = (_structs.Tensor * max(len(specs), 1))()
 
@@ -123,13 +156,18 @@ class Handle:
 
     def close(self) -> None:
         """Destroys the optimizer; a second call does nothing."""
+        with alone(self._lock):
+            self._destroy()
+
+    def _destroy(self) -> None:
         pointer, self._pointer = self._pointer, None
         if pointer is not None:
             self._library.functions.foam_destroy(pointer)
 
     def __del__(self) -> None:
+        # Nobody else can be inside: a call would hold a reference.
         if getattr(self, "_pointer", None) is not None:
-            self.close()
+            self._destroy()
 
     @property
     def closed(self) -> bool:
@@ -137,9 +175,19 @@ class Handle:
         return self._pointer is None
 
     def _call(self, name: str, *arguments: Any) -> None:
+        with alone(self._lock):
+            self._enter(name, *arguments)
+
+    def _enter(self, name: str, *arguments: Any) -> None:
+        """Calls a function on the handle, whose lock is held."""
         if self._pointer is None:
             raise InvalidArgumentError("the optimizer is closed")
-        self._library.call(name, self._pointer, *arguments)
+        try:
+            with hearing():
+                self._library.call(name, self._pointer, *arguments)
+        except (PanicError, PoisonedError):
+            self.poisoned = True
+            raise
 
     # ---- steps
 
@@ -155,6 +203,17 @@ class Handle:
         if lr is not None and math.isnan(lr):
             # The library takes NaN for "not given"; from a schedule it is a mistake.
             raise InvalidArgumentError("lr is NaN: expected a number >= 0, or None for the option's")
+        with alone(self._lock):
+            return self._step(params, grads, lr, grad_scale, stream)
+
+    def _step(
+        self,
+        params: Sequence[View],
+        grads: Sequence[Optional[View]],
+        lr: Optional[float],
+        grad_scale: float,
+        stream: Optional[int],
+    ) -> bool:
         for tensor, view in zip(self._params, params):
             view.fill(tensor)
         for tensor, grad in zip(self._grads, grads):
@@ -174,21 +233,22 @@ class Handle:
         args.skipped = ctypes.pointer(skipped)
         args.lr = math.nan if lr is None else lr
         args.grad_scale = grad_scale
-        self._call("foam_step", ctypes.byref(args))
+        self._enter("foam_step", ctypes.byref(args))
         return bool(skipped.value)
 
     def synchronize(self) -> None:
         """Waits until the device has done all work."""
         self._call("foam_synchronize")
 
-    # ---- figures
+    # ---- statistics
 
     def stats(self) -> Dict[str, Any]:
-        """``foam_stats_info`` as a dict."""
+        """``foam_stats_info`` as a dict, with the ``evd_rate``."""
         info = _structs.StatsInfo()
         info.struct_size = ctypes.sizeof(info)
         self._call("foam_stats", ctypes.byref(info))
-        return {field[0]: getattr(info, field[0]) for field in info._fields_[2:]}
+        counts = {field[0]: getattr(info, field[0]) for field in info._fields_[2:]}
+        return {**counts, "evd_rate": evd_rate(counts)}
 
     def factor_stats(self) -> List[Dict[str, Any]]:
         """``foam_factor_info`` of every factor, with the parameter's name and the branch as text."""
@@ -201,9 +261,10 @@ class Handle:
     def _describe(self, info: _structs.FactorInfo) -> Dict[str, Any]:
         known = 0 <= info.last_branch < len(_structs.BRANCHES)
         branch = _structs.BRANCHES[info.last_branch] if known else str(info.last_branch)
-        figures = {"param": self.names[info.param_index], "branch": branch}
-        figures.update((field[0], getattr(info, field[0])) for field in info._fields_[2:])
-        return figures
+        described = {"param": self.names[info.param_index], "branch": branch}
+        described.update((field[0], getattr(info, field[0])) for field in info._fields_[2:])
+        described["evd_rate"] = evd_rate(described)
+        return described
 
     def factor_read(self, param: int, block: int, axis: int, what: int) -> Any:
         """One of a factor's matrices as a flat memoryview of doubles."""
@@ -224,11 +285,11 @@ class Handle:
 
     def save(self, path: Any) -> None:
         """Writes the state to a file."""
-        self._call("foam_save_file", os.fsencode(path))
+        self._call("foam_save_file", _text(os.fsencode(path), "path"))
 
     def load(self, path: Any) -> None:
         """Reads the state from a file."""
-        self._call("foam_load_file", os.fsencode(path))
+        self._call("foam_load_file", _text(os.fsencode(path), "path"))
 
     def state_size(self) -> int:
         """Bytes of the state that :meth:`save_to` writes."""

@@ -1,6 +1,7 @@
 """``python -m foam doctor``: what is loaded, from where, and what was tried, as a table for an issue.
 
-The exit status is 0 if the library can be used, CUDA or not.
+The exit status is 0 if the library can be used, CUDA or not. With ``--plan`` it prints instead what the optimizer
+would need for a model: blocks, factors, bytes and products.
 """
 
 from __future__ import annotations
@@ -9,15 +10,19 @@ import ctypes
 import os
 import platform
 import sys
-from typing import Dict, Iterator, List, NamedTuple, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _library, _structs, _version
-from .errors import FoamError, LibraryError
+from ._safetensors import read_shapes
+from .errors import FoamError, InvalidArgumentError, LibraryError
 
-__all__ = ["main"]
+__all__ = ["main", "plan_main"]
 
 #: CPU features that the kernels profit from.
 _FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve")
+
+#: How a shape is given to ``--plan``.
+_SHAPE = "NAME=768x3072 or a safetensors file"
 
 _PACKAGES = ("numpy", "torch", "jax", "matplotlib")
 
@@ -43,6 +48,46 @@ def main() -> int:
             f"{_library.VARIABLE} to its path."
         )
     return 0 if usable else 1
+
+
+def plan_main(words: Sequence[str], preset: Optional[str], settings: Sequence[str]) -> int:
+    """Prints the plan of shapes such as ``w=768x3072`` and of safetensors files; 2 if they or an option are wrong."""
+    from .optimizer import plan
+
+    try:
+        options = dict(_pair(setting, "KEY=VALUE") for setting in settings)
+        shapes = dict(pair for word in words for pair in _shapes(word))
+        print(plan(shapes, preset=preset, **options).table())
+    except (OSError, FoamError) as cause:
+        print(f"doctor: {cause}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _shapes(word: str) -> Iterator[Tuple[str, "_Shape"]]:
+    if "=" not in word:
+        for name, (shape, dtype) in read_shapes(word).items():
+            yield name, _Shape(shape, dtype)
+        return
+    name, sides = _pair(word, _SHAPE)
+    try:
+        yield name, _Shape(tuple(int(side) for side in sides.split("x") if side), "float32")
+    except ValueError:
+        raise InvalidArgumentError(f"'{word}': expected {_SHAPE}") from None
+
+
+def _pair(word: str, expected: str) -> Tuple[str, str]:
+    key, sign, value = word.partition("=")
+    if not key or not sign:
+        raise InvalidArgumentError(f"'{word}': expected {expected}")
+    return key, value
+
+
+class _Shape(NamedTuple):
+    """All that a plan has to know of an array."""
+
+    shape: Tuple[int, ...]
+    dtype: str
 
 
 def _table(rows: List[Row]) -> str:

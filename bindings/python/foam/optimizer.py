@@ -9,10 +9,13 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 from . import _structs
 from ._csv import append_snapshot
 from ._handle import Handle, ParamSpec
+from ._log import hearing
+from ._plan import Plan, memory
+from ._plan import plan as plan_specs
 from .errors import InvalidArgumentError, UnsupportedError
 from .tensors import Owner, View, view, written
 
-__all__ = ["Optimizer", "Param"]
+__all__ = ["Optimizer", "Param", "plan"]
 
 
 class Param:
@@ -42,6 +45,11 @@ class Param:
         self.weight_decay_scale = float(weight_decay_scale)
         self.root = float(root)
         self.grafting_only = bool(grafting_only)
+
+    def spec(self, name: str, shape: Sequence[int], dtype: str) -> ParamSpec:
+        """The parameter as the library has to know it."""
+        own = (self.lr_scale, self.weight_decay_scale, self.root, self.grafting_only)
+        return ParamSpec(name, tuple(shape), dtype, *own)
 
 
 Params = Union[Mapping[str, Any], Iterable[Any]]
@@ -79,17 +87,7 @@ class Optimizer:
         for index, (name, param) in enumerate(named):
             seen = view(param.array, Owner(name, index))
             views.append(seen)
-            specs.append(
-                ParamSpec(
-                    name,
-                    seen.shape,
-                    seen.dtype,
-                    param.lr_scale,
-                    param.weight_decay_scale,
-                    param.root,
-                    param.grafting_only,
-                )
-            )
+            specs.append(param.spec(name, seen.shape, seen.dtype))
         if "device" not in options and views:
             options["device"] = _common_device(named, views)
         self._handle = Handle(specs, preset, options)
@@ -160,11 +158,13 @@ class Optimizer:
         for index, (name, grad) in enumerate(zip(self._handle.names, self._ordered(grads, "grads"))):
             sources.append(None if grad is None else view(grad, Owner(name, index, is_gradient=True)))
         lr = None if lr is None else float(lr)
-        skipped = self._handle.step(targets, sources, lr, float(grad_scale), stream)
-        if not skipped:
-            for array, source in zip(arrays, sources):
-                if source is not None:
-                    written(array)
+        # What a log handler raises, an interrupt say, waits until autograd has been told.
+        with hearing():
+            skipped = self._handle.step(targets, sources, lr, float(grad_scale), stream)
+            if not skipped:
+                for array, source in zip(arrays, sources):
+                    if source is not None:
+                        written(array)
         return skipped
 
     def synchronize(self) -> None:
@@ -187,17 +187,18 @@ class Optimizer:
             raise InvalidArgumentError(f"{len(listed)} {what}: expected {len(names)}, as at creation")
         return listed
 
-    # ---- figures
+    # ---- statistics
 
     def stats(self) -> Dict[str, Any]:
-        """Figures of the whole optimizer: steps, checks, eigendecompositions, fallbacks, bytes, seconds by phase.
+        """Statistics of the whole optimizer: steps, checks, eigendecompositions, fallbacks, bytes, seconds by phase.
 
-        The keys are the fields of ``foam_stats_info`` in ``foam.h``.
+        The keys are the fields of ``foam_stats_info`` in ``foam.h``, and ``"evd_rate"``: eigendecompositions over
+        checks, 0 before the first check.
         """
         return self._handle.stats()
 
     def factor_stats(self) -> List[Dict[str, Any]]:
-        """Figures of every Kronecker factor, ordered by parameter, block and axis.
+        """Statistics of every Kronecker factor, ordered by parameter, block and axis.
 
         Each dict has the parameter's name in ``"param"``, what the last check did in ``"branch"``, and the fields of
         ``foam_factor_info``: epsilon, proxy, gap_bound, noise_floor, evd_calls and so on. Values that do not exist
@@ -205,9 +206,15 @@ class Optimizer:
         """
         return self._handle.factor_stats()
 
+    def memory(self) -> Dict[str, Any]:
+        """Bytes of state: ``"total"``, ``"params"`` (a dict by name) and, beside them, ``"workspace"``.
+        :func:`foam.plan` says what a model would need before the optimizer is made.
+        """
+        return memory([self._handle])
+
     def to_csv(self, path: Union[str, "os.PathLike[str]"]) -> None:
-        """Appends one row a factor to a CSV file, with the step: call it every so often, then run
-        ``python -m foam plot`` on the file. The file is made with a header at the first call.
+        """Appends one row per factor to a CSV file, with the step: call it every so often, then run
+        ``python -m foam plot`` or ``report`` on the file. The file is made with a header at the first call.
         """
         append_snapshot(path, self._handle)
 
@@ -218,7 +225,7 @@ class Optimizer:
             name: the parameter's name.
             block: the block within the parameter, in row-major order.
             axis: the axis within the block.
-            what: ``"statistic"`` (not bias-corrected), ``"basis"`` (one eigenvector a row), ``"spectrum"`` or
+            what: ``"statistic"`` (not bias-corrected), ``"basis"`` (one eigenvector per row), ``"spectrum"`` or
                 ``"inverse_root"``.
 
         Returns:
@@ -251,26 +258,55 @@ class Optimizer:
 
     # ---- checkpoints
 
-    def save(self, path: Union[str, "os.PathLike[str]"]) -> None:
+    def save_file(self, path: Union[str, "os.PathLike[str]"]) -> None:
         """Writes the whole state to a safetensors file, whole or not at all. Every language reads it."""
         self._handle.save(path)
 
-    def load(self, path: Union[str, "os.PathLike[str]"]) -> None:
-        """Reads what :meth:`save` wrote, into an optimizer of the same parameters (in any order); the run then
+    def load_file(self, path: Union[str, "os.PathLike[str]"]) -> None:
+        """Reads what :meth:`save_file` wrote, into an optimizer of the same parameters (in any order); the run then
         continues bit for bit. Parameters are not part of the state. A file that does not fit changes nothing.
         """
         self._handle.load(path)
 
-    def state_bytes(self) -> bytes:
-        """What :meth:`save` writes, as bytes."""
+    def save_memory(self) -> bytes:
+        """What :meth:`save_file` writes, as bytes."""
         buffer = ctypes.create_string_buffer(self._handle.state_size())
         self._handle.save_to(ctypes.addressof(buffer), len(buffer))
         return buffer.raw
 
-    def load_state_bytes(self, state: Any) -> None:
-        """Reads what :meth:`state_bytes` gave: bytes, or any contiguous buffer."""
+    def load_memory(self, state: Any) -> None:
+        """Reads what :meth:`save_memory` gave: bytes, or any contiguous buffer."""
         flat = memoryview(state).cast("B").tobytes()
         self._handle.load_from(flat, len(flat))
+
+    # Shorter names for the usual way.
+    save, load = save_file, load_file
+
+
+def plan(params: Params, *, preset: Optional[str] = None, **options: Any) -> Plan:
+    """What :class:`Optimizer` would need for these parameters; nothing of the model is allocated.
+
+    Args:
+        params: as for :class:`Optimizer`, but shapes will do: ``(768, 3072)`` (float32), or anything that has a
+            ``shape`` and a ``dtype``, for example parameters of a model on torch's device ``"meta"``.
+        preset: as for :class:`Optimizer`.
+        **options: the library's options; ``max_factor_dim`` and ``merge_dims`` decide about the blocks.
+
+    Returns:
+        A plan with ``state_bytes``, ``blocks``, ``params`` (for each its ``state_bytes``, ``factors``, ``products``
+        and ``flops``) and ``table()``, all of it as text.
+
+    >>> import foam
+    >>> needed = foam.plan({"w": (64, 32)}, merge_dims=False)
+    >>> needed.params[0].factors, needed.params[0].products
+    (((64, 32),), 4)
+    """
+    specs = []
+    for name, param in _named(params):
+        shape = getattr(param.array, "shape", param.array)
+        dtype = str(getattr(param.array, "dtype", "float32")).replace("torch.", "")
+        specs.append(param.spec(name, shape, dtype))
+    return plan_specs(specs, preset, options)
 
 
 def _named(params: Params) -> List[Tuple[str, Param]]:
@@ -290,7 +326,7 @@ def _common_device(named: Sequence[Tuple[str, Param]], views: Sequence[View]) ->
         if seen.device_text != device:
             Owner(name, index).refuse(
                 UnsupportedError,
-                f"device {seen.device_text}: expected {device}, that of '{named[0][0]}' (one optimizer a device)",
+                f"device {seen.device_text}: expected {device}, that of '{named[0][0]}' (one optimizer per device)",
             )
     return device
 

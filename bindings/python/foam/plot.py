@@ -4,17 +4,16 @@ and 3, as PNG and SVG.
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 import sys
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
-from .errors import FoamError, InvalidArgumentError
+from ._runs import Factor, Run, choose, read_runs
+from .errors import FoamError
+from .report import findings
 
-__all__ = ["Factor", "main", "read_runs"]
-
-_NEEDED = ("step", "param", "block", "axis", "epsilon", "proxy", "evd_calls")
+__all__ = ["main"]
 
 #: Okabe and Ito's colours, which a colour-blind reader can tell apart; parameters take them in turn.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -24,96 +23,10 @@ _DASHES = ("-", "--", ":", "-.")
 _LEGEND = 12
 
 
-class Factor(NamedTuple):
-    """The history of one factor."""
-
-    param: str
-    block: int
-    axis: int
-    dim: int
-    steps: List[float]
-    epsilon: List[float]
-    proxy: List[float]
-    gap_bound: List[float]
-    #: Eigendecompositions over checks so far.
-    rate: List[float]
-
-
-class Run(NamedTuple):
-    """One run of a CSV file."""
-
-    policy: str
-    factors: List[Factor]
-    tau: Optional[float]
-    epsilon_max: Optional[float]
-
-
-def read_runs(path: Any) -> List[Run]:
-    """The runs of a file that ``to_csv`` or the train example wrote, in its order.
-
-    Raises:
-        OSError: the file cannot be read.
-        InvalidArgumentError: it lacks a column, or a cell is not a number.
-    """
-    with open(path, newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        missing = [column for column in _NEEDED if column not in (reader.fieldnames or [])]
-        if missing:
-            raise InvalidArgumentError(
-                f"{os.fspath(path)} has no column '{missing[0]}': expected a file of Optimizer.to_csv or of train"
-            )
-        runs: Dict[str, Run] = {}
-        factors: Dict[Tuple[str, str, str, str], Factor] = {}
-        for row in reader:
-            policy = row.get("policy") or "run"
-            run = runs.get(policy)
-            if run is None:
-                limits = (_constant(row, "tau"), _constant(row, "epsilon_max"))
-                run = runs[policy] = Run(policy, [], *limits)
-            key = (policy, row["param"], row["block"], row["axis"])
-            if key not in factors:
-                dim = int(row.get("dim") or 0)
-                factors[key] = Factor(key[1], int(key[2]), int(key[3]), dim, [], [], [], [], [])
-                run.factors.append(factors[key])
-            _append(factors[key], row)
-    if not runs:
-        raise InvalidArgumentError(f"{os.fspath(path)} has no rows: nothing was recorded")
-    return list(runs.values())
-
-
-def _append(factor: Factor, row: Dict[str, str]) -> None:
-    factor.steps.append(_number(row, "step"))
-    factor.epsilon.append(_number(row, "epsilon"))
-    factor.proxy.append(_number(row, "proxy"))
-    factor.gap_bound.append(_number(row, "gap_bound"))
-    # The train example writes one row a check, `to_csv` writes the number of checks.
-    checks = _number(row, "checks") if "checks" in row else len(factor.steps)
-    evds = _number(row, "evd_calls")
-    factor.rate.append(100 * evds / checks if checks else math.nan)
-
-
-def _number(row: Dict[str, str], column: str) -> float:
-    text = row.get(column) or ""
-    try:
-        return float(text) if text else math.nan
-    except ValueError:
-        raise InvalidArgumentError(f"column '{column}' has '{text}' in it: expected a number") from None
-
-
-def _constant(row: Dict[str, str], column: str) -> Optional[float]:
-    value = _number(row, column)
-    return None if math.isnan(value) else value
-
-
 def main(path: str, out: Optional[str], policy: Optional[str], tau: Optional[float]) -> int:
     """Draws a PNG and an SVG for each run; 0 if that worked, 2 if the file or matplotlib is missing."""
     try:
-        runs = read_runs(path)
-        if policy is not None:
-            names = ", ".join(run.policy for run in runs)
-            runs = [run for run in runs if run.policy == policy]
-            if not runs:
-                raise InvalidArgumentError(f"{path} has no policy '{policy}': expected one of {names}")
+        runs = choose(read_runs(path), policy, path)
     except (OSError, FoamError) as cause:
         print(f"plot: {cause}", file=sys.stderr)
         return 2
@@ -142,12 +55,13 @@ def _draw(run: Run, tau: Optional[float]) -> Any:
     figure = Figure(figsize=(13, 4.6), layout="constrained")
     figure.get_layout_engine().set(h_pad=0.08)
     epsilon, proxy, rate = figure.subplots(1, 3)
+    worst, problem = _worst(run)
     for factor in run.factors:
         style: Dict[str, Any] = {
             "color": colours[factor.param],
             "linestyle": _DASHES[factor.axis % len(_DASHES)],
-            "linewidth": 1.4,
-            "alpha": 0.9 if len(run.factors) <= _LEGEND else 0.5,
+            "linewidth": 2.8 if factor is worst else 1.4,
+            "alpha": 0.9 if len(run.factors) <= _LEGEND or factor is worst else 0.5,
             "label": _label(factor, run.factors),
         }
         # Epsilon holds from one check to the next; a step plot says so.
@@ -169,9 +83,21 @@ def _draw(run: Run, tau: Optional[float]) -> Any:
         proxy.text(0.5, 0.5, "this policy computes no proxy", transform=proxy.transAxes, ha="center", color="0.4")
         proxy.grid(False)
         proxy.set(xticks=[], yticks=[], xlabel="")
-    figure.suptitle(f"{run.policy}: {len(run.factors)} Kronecker factors", fontsize=12, fontweight="bold")
+    title = f"{run.policy}: {len(run.factors)} Kronecker factors"
+    if worst is not None:
+        title += f"\nbold: {_label(worst, run.factors)}: {problem}"
+    figure.suptitle(title, fontsize=12, fontweight="bold")
     _legend(figure, run, colours)
     return figure
+
+
+def _worst(run: Run) -> Tuple[Optional[Factor], str]:
+    """The factor that misbehaves most, and how, where there are too many to tell by their colours."""
+    if len(run.factors) <= _LEGEND:
+        return None, ""
+    judged = [(findings(factor, run), factor) for factor in run.factors]
+    found, factor = max(judged, key=lambda pair: sum(finding.weight for finding in pair[0]))
+    return (factor, found[0].text) if found else (None, "")
 
 
 def _finish(axes: Any, title: str, log: bool) -> None:

@@ -9,6 +9,7 @@ refused with the parameter's name and what was expected; a silent copy would cut
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from typing import Any, List, NamedTuple, NoReturn, Optional, Tuple, Type
 
@@ -36,7 +37,7 @@ _HOST = (_structs.DEVICE_CPU, _structs.DEVICE_CUDA_HOST)
 _CUDA = (_structs.DEVICE_CUDA, _structs.DEVICE_CUDA_MANAGED)
 
 _ADVICE_NUMPY = "numpy.ascontiguousarray(array) makes a contiguous copy"
-_ADVICE_TORCH = "tensor.contiguous() makes a contiguous copy"
+_ADVICE_TORCH = "tensor.contiguous() makes a contiguous copy (of a parameter: p.data = p.data.contiguous())"
 
 
 class Owner(NamedTuple):
@@ -90,6 +91,11 @@ class View:
         tensor.shape = ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64))
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        return math.prod(self.shape) * DTYPES[self.dtype][1] // 8
+
+    @property
     def device_text(self) -> str:
         """The device as the option ``device`` has it."""
         kind, number = self.device
@@ -103,9 +109,30 @@ def view(array: Any, owner: Owner) -> View:
         UnsupportedError: the element type, the device or the memory layout is not served, or it is no array.
         InvalidArgumentError: a parameter's memory is read-only.
     """
+    seen = _seen(array, owner)
+    # The library takes address 0 for "takes no part", whatever the shape. It has its own words for empty parameters.
+    if not seen.data and (owner.is_gradient or 0 not in seen.shape):
+        owner.refuse(
+            UnsupportedError,
+            f"no memory: {type(array).__name__} of shape {seen.shape} has address 0, expected an array with memory of "
+            "its own" + (" (None for a parameter that takes no part)" if owner.is_gradient else ""),
+        )
+    return seen
+
+
+def _seen(array: Any, owner: Owner) -> View:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         return _from_torch(torch, array, owner)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(array, numpy.generic):
+        if not owner.is_gradient:
+            owner.refuse(
+                InvalidArgumentError,
+                f"a NumPy scalar ({array.dtype}) is immutable: expected an array (numpy.array(x) makes one)",
+            )
+        # A scalar lends its memory for the moment only; the copy has its own.
+        array = numpy.array(array)
     if hasattr(array, "__array_interface__"):
         return _from_array_interface(array, owner)
     if hasattr(array, "__dlpack__") or type(array).__name__ == "PyCapsule":
@@ -126,6 +153,12 @@ def written(array: Any) -> None:
 
 
 def _from_torch(torch: Any, tensor: Any, owner: Owner) -> View:
+    if _is_dtensor(tensor):
+        owner.refuse(
+            UnsupportedError,
+            "a DTensor (fully_shard, tensor parallelism), of which this process holds a part: expected whole tensors, "
+            "as with DistributedDataParallel, or leave the parameter out of sharding (fully_shard's ignored_params)",
+        )
     if tensor.layout != torch.strided:
         owner.refuse(UnsupportedError, f"layout {tensor.layout}: expected a dense (strided) tensor")
     dtype = _served(str(tensor.dtype).replace("torch.", ""), owner)
@@ -141,15 +174,29 @@ def _from_torch(torch: Any, tensor: Any, owner: Owner) -> View:
     if kind == "cuda":
         device = (_structs.DEVICE_CUDA, tensor.device.index)
         stream = torch.cuda.current_stream(tensor.device).cuda_stream
-    return View(tensor.data_ptr(), dtype, tuple(tensor.shape), tensor, device, stream)
+    return View(_torch_address(tensor), dtype, tuple(tensor.shape), tensor, device, stream)
+
+
+def _is_dtensor(tensor: Any) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def _torch_address(tensor: Any) -> int:
+    """Where a tensor's memory starts; 0 for one without."""
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        # Fake tensors and some wrappers refuse to say.
+        return 0
 
 
 def _from_array_interface(array: Any, owner: Owner) -> View:
     about = array.__array_interface__
     shape = tuple(about["shape"])
-    address, read_only = about["data"] if about.get("data") else (None, True)
-    if address is None:
+    if not isinstance(about.get("data"), tuple):
         owner.refuse(UnsupportedError, "its __array_interface__ gives no address: expected memory of its own")
+    address, read_only = about["data"]
     # ml_dtypes' bfloat16 has no letter of its own, only a name.
     named = getattr(getattr(array, "dtype", None), "name", "")
     dtype = named if named == "bfloat16" else _typestr_name(about["typestr"], owner)
@@ -157,7 +204,8 @@ def _from_array_interface(array: Any, owner: Owner) -> View:
     if read_only and not owner.is_gradient:
         owner.refuse(InvalidArgumentError, "the array is read-only: expected one that can be updated in place")
     _check_strides(shape, about.get("strides"), DTYPES[dtype][1] // 8, owner, _ADVICE_NUMPY)
-    return View(address, dtype, shape, array)
+    # The dict may itself hold the memory.
+    return View(address, dtype, shape, (array, about))
 
 
 def _from_dlpack(array: Any, owner: Owner) -> View:

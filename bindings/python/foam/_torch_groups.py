@@ -1,0 +1,220 @@
+"""The parameter groups of ``foam.torch.FOAM`` as the library has to know them: names, options and tensors."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+
+from ._handle import Handle, ParamSpec, defaults, option_text
+from .errors import InvalidArgumentError, ShapeMismatchError, UnsupportedError
+from .tensors import Owner, View, view
+
+__all__ = ["Native", "create", "gradient", "idle_switch", "plain_names", "refuse_unknown", "signature", "targets"]
+
+#: Keys of a group that are not options of the library: torch's own, and a free label.
+_TORCHS_OWN = frozenset({"params", "param_names", "lr", "initial_lr", "name"})
+#: Keys that reach the library in other ways.
+_OURS = frozenset({"preset", "grafting_only", "betas"})
+
+#: Parts of a name that stand for a wrapper around a module, not for a module of the model.
+_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+
+#: Switches of torch's optimizers that have no meaning here.
+SWITCHES = {
+    "foreach": "all parameters of a group are always updated in one call",
+    "fused": "all parameters of a group are always updated in one call",
+    "capturable": "a step decides on the host and cannot be captured in a CUDA graph",
+    "differentiable": "a step is not recorded by autograd",
+    "maximize": "negate the loss",
+}
+
+_HINTS = {
+    "eps": "grafting_epsilon (Adam's) or epsilon (the damping of the factors)",
+    "amsgrad": "no counterpart",
+    "precondition_frequency": "check_period",
+    "max_preconditioner_dim": "max_factor_dim",
+}
+
+Group = Dict[str, Any]
+
+
+class Signature(NamedTuple):
+    """What a native optimizer depends on."""
+
+    preset: Optional[str]
+    grafting_only: bool
+    options: Tuple[Tuple[str, str], ...]
+    tensors: Tuple[Tuple[Any, ...], ...]
+
+
+class Native(NamedTuple):
+    """A group's native optimizer and what it was made for."""
+
+    handle: Handle
+    signature: Signature
+    #: Bytes of its state before the first step.
+    empty_size: int
+
+
+# ---- options
+
+
+def idle_switch(key: str, value: Any) -> bool:
+    """Whether it is one of torch's switches and off; one that is on is refused."""
+    if key not in SWITCHES:
+        return False
+    if value:
+        raise UnsupportedError(f"{key}={value!r} is not supported by FOAM: {SWITCHES[key]}")
+    return True
+
+
+@functools.lru_cache(maxsize=None)
+def _known_options() -> FrozenSet[str]:
+    return frozenset(defaults())
+
+
+def refuse_unknown(group: Group) -> None:
+    """Refuses a group with a key that is neither torch's nor an option."""
+    known = _known_options() | _OURS
+    for key in group:
+        if key in _TORCHS_OWN or key in known:
+            continue
+        hint = f"; instead of '{key}': {_HINTS[key]}" if key in _HINTS else ""
+        raise InvalidArgumentError(f"unknown option '{key}': expected one of {', '.join(sorted(known))}{hint}")
+
+
+def refuse_two_betas(given: Mapping[str, Any]) -> None:
+    """Refuses ``betas`` beside ``beta1`` or ``beta2``."""
+    both = [key for key in ("beta1", "beta2") if key in given and "betas" in given]
+    if both:
+        raise InvalidArgumentError(f"both betas and {both[0]} are given: expected one of them")
+
+
+def merge_betas(group: Group) -> None:
+    """Puts ``beta1`` and ``beta2`` where torch's schedules look for them: into the pair ``betas``."""
+    try:
+        beta1, beta2 = group["betas"]
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(f"betas = {group['betas']!r}: expected two numbers, (beta1, beta2)") from None
+    group["betas"] = (group.pop("beta1", beta1), group.pop("beta2", beta2))
+
+
+def options_of(group: Group) -> Dict[str, str]:
+    """The group's options in text form; ``lr`` is an argument of each step."""
+    known = _known_options() - _TORCHS_OWN
+    beta1, beta2 = group["betas"]
+    given = {**group, "beta1": beta1, "beta2": beta2}
+    return {key: option_text(value) for key, value in given.items() if key in known}
+
+
+def rate_of(index: int, group: Group) -> float:
+    """The group's learning rate, which a schedule may have set to anything."""
+    lr = float(group["lr"])
+    # NaN is none of these either.
+    if not 0 <= lr < float("inf"):
+        raise InvalidArgumentError(f"param_groups[{index}]: lr = {lr}: expected a number >= 0")
+    return lr
+
+
+# ---- names and tensors
+
+
+def plain_names(names: Sequence[str]) -> List[str]:
+    """Names without the parts that ``torch.compile``, DistributedDataParallel and other wrappers add, so that a state
+    finds its parameters with and without them. Names that would then be equal are left as they are.
+    """
+    parts = [[part for part in name.split(".") if part not in _WRAPPERS] for name in names]
+    # DistributedDataParallel has the model as its only child.
+    while parts and all(len(each) > 1 and each[0] == "module" for each in parts):
+        parts = [each[1:] for each in parts]
+    plain = [".".join(each) for each in parts]
+    return plain if len(set(plain)) == len(plain) else list(names)
+
+
+def _names(index: int, group: Group) -> List[str]:
+    """The names of a group's parameters, as errors, statistics and the state have them."""
+    given = group.get("param_names")
+    return plain_names(given) if given else [f"group_{index}.param_{place}" for place in range(len(group["params"]))]
+
+
+def _memory_order(tensor: torch.Tensor) -> Optional[List[int]]:
+    """The order of dimensions in which a tensor is contiguous, for channels_last and the like; None if it is
+    contiguous as it is, or in no order.
+    """
+    if tensor.layout != torch.strided or tensor.is_contiguous():
+        return None
+    order = sorted(range(tensor.ndim), key=lambda axis: -tensor.stride(axis))
+    return order if tensor.permute(order).is_contiguous() else None
+
+
+def targets(index: int, group: Group) -> List[View]:
+    """The group's parameters where they lie; the dimensions of one in channels_last are in the order of its memory."""
+    seen = []
+    for place, (name, param) in enumerate(zip(_names(index, group), group["params"])):
+        order = _memory_order(param)
+        seen.append(view(param if order is None else param.detach().permute(order), Owner(name, place)))
+    return seen
+
+
+def gradient(param: torch.Tensor, target: View, owner: Owner) -> Optional[View]:
+    """A parameter's gradient in the layout of its target; None if there is none."""
+    grad = param.grad
+    if grad is None:
+        return None
+    if grad.shape != param.shape:
+        owner.refuse(ShapeMismatchError, f"shape {tuple(grad.shape)}: expected {tuple(param.shape)}, the parameter's")
+    if grad.layout == torch.strided:
+        order = _memory_order(param)
+        grad = grad if order is None else grad.permute(order)
+        grad = grad if grad.is_contiguous() else grad.contiguous()
+    seen = view(grad, owner)
+    if seen.device != target.device:
+        owner.refuse(ShapeMismatchError, f"device {seen.device_text}: expected {target.device_text}, the parameter's")
+    return seen
+
+
+# ---- native optimizers
+
+
+def signature(group: Group, seen: Sequence[View]) -> Signature:
+    """What the group's native optimizer depends on now."""
+    tensors = tuple((target.shape, target.dtype, target.device) for target in seen)
+    grafting_only = bool(group.get("grafting_only"))
+    return Signature(group.get("preset"), grafting_only, tuple(sorted(options_of(group).items())), tensors)
+
+
+def create(index: int, group: Group, seen: Sequence[View]) -> Native:
+    """A native optimizer for a group, with all state zero."""
+    names, wanted = _names(index, group), signature(group, seen)
+    options = dict(wanted.options)
+    for place, (name, target) in enumerate(zip(names, seen)):
+        if target.device != seen[0].device:
+            Owner(name, place).refuse(
+                UnsupportedError,
+                f"device {target.device_text}: expected {seen[0].device_text}, that of '{names[0]}' "
+                "(one group per device)",
+            )
+    if seen:
+        options.setdefault("device", seen[0].device_text)
+    specs = [
+        ParamSpec(name, target.shape, target.dtype, grafting_only=wanted.grafting_only)
+        for name, target in zip(names, seen)
+    ]
+    handle = Handle(specs, wanted.preset, options)
+    return Native(handle, wanted, handle.state_size())
+
+
+def difference(old: Native, new: Native) -> str:
+    """What was changed from one to the other, in the user's words."""
+    before, after = old.handle.options, new.handle.options
+    changed = [f"{key} from {before[key]} to {after[key]}" for key in after if before[key] != after[key]]
+    was, now = old.signature, new.signature
+    if was.grafting_only != now.grafting_only:
+        changed.append(f"grafting_only from {was.grafting_only} to {now.grafting_only}")
+    for name, had, has in zip(new.handle.names, was.tensors, now.tensors):
+        if had != has:
+            changed.append(f"parameter '{name}' from {had[1]} {list(had[0])} to {has[1]} {list(has[0])}")
+            break
+    return ", ".join(changed)
