@@ -45,6 +45,15 @@ fn the_readme_has_programs_in_c_and_cpp() {
     }
 }
 
+#[test]
+fn the_readme_s_program_in_rust_is_on_the_page_whose_programs_run() {
+    let own = programs("rust").into_iter().filter(|program| program.name.starts_with("README"));
+    let own: Vec<_> = own.collect();
+    assert!(!own.is_empty(), "the README has no program in Rust");
+    let rust = page("docs/rust.md");
+    own.iter().for_each(|program| assert!(rust.contains(&program.text), "{}", program.name));
+}
+
 /// The options in a document's table, each of which has the library's default.
 fn options_with_true_defaults(path: &str) -> Vec<String> {
     let text = page(path);

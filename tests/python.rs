@@ -10,6 +10,7 @@ mod python;
 #[path = "support/tier.rs"]
 mod tier;
 
+use library::root;
 use python::{Environment, every_file_is_listed};
 use tier::Need;
 
@@ -51,6 +52,17 @@ files! {
     the_torch_state_travels_bit_for_bit: "test_torch_state.py";
     torch_trains_on_real_data_and_on_two_processes: "test_torch_training.py";
     examples_and_documented_programs_with_torch_run: "test_torch_examples.py";
+}
+
+#[test]
+fn files_that_import_torch_say_so_in_their_names() {
+    let imports = ["import torch", "from torch", "import foam.torch", "from foam.torch"];
+    for file in FILES.iter().filter(|file| !file.starts_with("test_torch")) {
+        let text =
+            std::fs::read_to_string(root().join("tests/python").join(file)).expect("the file is readable");
+        let found = text.lines().find(|line| imports.iter().any(|words| line.trim().starts_with(words)));
+        assert!(found.is_none(), "{file} has {found:?}: move it to a file named test_torch*.py");
+    }
 }
 
 #[test]
