@@ -368,17 +368,36 @@ impl Optimizer {
         self.backend.read(slot, bytes)
     }
 
-    /// Takes over the state of a checkpoint that was checked against this optimizer.
-    pub fn restore(&mut self, restored: crate::checkpoint::format::Restored) -> Result<()> {
-        for (slot, bytes) in restored.buffers.iter().enumerate() {
-            self.backend.write(slot, bytes)?;
-        }
-        let dampings: Vec<f64> = restored.records.iter().map(|r| r.gauges.epsilon).collect();
-        self.backend.restore(&restored.clocks, &dampings)?;
-        self.clocks = restored.clocks;
-        self.records = restored.records;
-        self.totals.steps = restored.steps;
-        self.totals.skipped_steps = restored.skipped_steps;
+    /// Copies a state buffer in.
+    pub fn write_slot(&mut self, slot: plan::SlotId, bytes: &[u8]) -> Result<()> {
+        self.backend.write(slot, bytes)
+    }
+
+    /// Takes over the clocks, records and totals of a checkpoint that was checked against this optimizer; the
+    /// state buffers follow by [`Optimizer::write_slot`].
+    pub fn restore(
+        &mut self,
+        clocks: Vec<Clock>,
+        records: Vec<FactorRecord>,
+        steps: u64,
+        skipped_steps: u64,
+    ) -> Result<()> {
+        let mut dampings = Vec::new();
+        let bytes = records.len() as u128 * 8;
+        dampings.try_reserve_exact(records.len()).map_err(|_| Error::out_of_memory("the dampings", bytes))?;
+        dampings.extend(records.iter().map(|r| r.gauges.epsilon));
+        self.backend.restore(&clocks, &dampings).map_err(|error| self.abandon(error))?;
+        self.clocks = clocks;
+        self.records = records;
+        self.totals.steps = steps;
+        self.totals.skipped_steps = skipped_steps;
         Ok(())
+    }
+
+    /// A load that stopped between its writes leaves nothing to rely on, and says so.
+    pub fn abandon(&mut self, mut error: Error) -> Error {
+        self.lost = true;
+        error.message += "; the load was under way: the state is lost, load a checkpoint into a new optimizer";
+        error
     }
 }
