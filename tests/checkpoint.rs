@@ -47,7 +47,8 @@ impl Parts {
             let end = |at: usize| start + tensor["data_offsets"][at].as_u64().unwrap() as usize;
             end(0)..end(1)
         };
-        let mut tensors: Vec<_> = header.as_object().unwrap().iter().filter(|t| t.0 != "__metadata__").collect();
+        let mut tensors: Vec<_> =
+            header.as_object().unwrap().iter().filter(|t| t.0 != "__metadata__").collect();
         tensors.sort_by_key(|(_, tensor)| place(tensor).start);
         let tensors = tensors.into_iter().map(|(k, v)| (k.clone(), v.clone(), bytes[place(v)].to_vec()));
         Parts { about, tensors: tensors.filter(|(name, ..)| name != "crc32").collect() }
@@ -104,7 +105,8 @@ impl Folder {
 
     /// The names in it.
     fn names(&self) -> Vec<String> {
-        let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+        let name =
+            |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
         let mut names: Vec<String> = std::fs::read_dir(&self.0).unwrap().map(name).collect();
         names.sort();
         names
@@ -165,8 +167,11 @@ fn every_flipped_bit_is_refused_and_the_tensor_named() {
     let good = trained(OPTIONS, 7).save();
     let file = SafeTensors::deserialize(&good).unwrap();
     let start = |bytes: &[u8]| bytes.as_ptr() as usize - good.as_ptr() as usize;
-    let places: Vec<_> =
-        file.tensors().into_iter().map(|(n, t)| (n, start(t.data())..start(t.data()) + t.data().len())).collect();
+    let places: Vec<_> = file
+        .tensors()
+        .into_iter()
+        .map(|(n, t)| (n, start(t.data())..start(t.data()) + t.data().len()))
+        .collect();
     let mut model = trained(OPTIONS, 3);
     let before = (model.figures(), model.save());
     let mut bytes = good.clone();
@@ -234,7 +239,9 @@ fn records_are_read_by_field_name() {
     }
     // The number of columns and the list of their names belong together.
     parts.about["gauges"] = json!(["epsilon"]);
-    assert!(refused(&mut copy, &parts.bytes()).contains("gauges' is F64 [2,2] in the file: expected F64 [2,1]"));
+    assert!(
+        refused(&mut copy, &parts.bytes()).contains("gauges' is F64 [2,2] in the file: expected F64 [2,1]")
+    );
 }
 
 #[test]
@@ -277,9 +284,15 @@ fn the_head_of_a_hostile_file_is_refused() {
     edited(&|p| p.about["params"] = json!([]), "no parameter 'matrix'");
     edited(&|p| p.about = json!([]), "the metadata 'foam'");
     edited(&|p| p.tensor("matrix/stack0/filter").0["dtype"] = json!("BF16"), "matrix/stack0/filter");
-    edited(&|p| p.tensor("matrix/stack0/filter").0["shape"] = json!([4, 2, 3]), "[4,2,3] in the file: expected F32 [2,4,3]");
+    edited(
+        &|p| p.tensor("matrix/stack0/filter").0["shape"] = json!([4, 2, 3]),
+        "[4,2,3] in the file: expected F32 [2,4,3]",
+    );
     edited(&|p| p.tensors.truncate(p.tensors.len() - 1), "the file has no tensor");
-    edited(&|p| p.tensors.push(("more".into(), json!({ "dtype": "F32", "shape": [1] }), vec![0; 4])), "tensors: expected");
+    edited(
+        &|p| p.tensors.push(("more".into(), json!({ "dtype": "F32", "shape": [1] }), vec![0; 4])),
+        "tensors: expected",
+    );
     let flood = |p: &mut Parts| {
         for number in 0..20_000 {
             p.tensors.push((format!("more{number}"), json!({ "dtype": "F32", "shape": [1] }), vec![0; 4]));
@@ -291,11 +304,14 @@ fn the_head_of_a_hostile_file_is_refused() {
 /// A state that was saved can be loaded, whatever its numbers are.
 #[test]
 fn numbers_that_are_not_finite_are_loaded_as_they_were_saved_and_no_step_dies_of_them() {
-    for policy in ["stale", "foam", "foam_no_refresh", "diagonal_residual", "foam_certified", "grafting_only"] {
+    for policy in ["stale", "foam", "foam_no_refresh", "diagonal_residual", "foam_certified", "grafting_only"]
+    {
         let options = format!("{OPTIONS} policy={policy}");
         let good = trained(&options, 7).save();
         let names: Vec<String> = Parts::new(&good).tensors.iter().map(|t| t.0.clone()).collect();
-        for name in names.iter().filter(|n| !n.contains("clock") && !n.contains("gauges") && !n.contains("counters")) {
+        for name in
+            names.iter().filter(|n| !n.contains("clock") && !n.contains("gauges") && !n.contains("counters"))
+        {
             for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
                 let mut parts = Parts::new(&good);
                 let (about, bytes) = parts.tensor(name);
@@ -349,7 +365,8 @@ fn an_inverse_root_that_overflowed_is_saved_and_loaded() {
 #[test]
 fn ninety_thousand_blocks_have_a_small_header() {
     let specs = [Spec::new("table", &[601, 600]).of(Dtype::F32)];
-    let options = "policy=foam max_factor_dim=2 merge_dims=false check_period=50 grafting=sgd beta1=0.9 num_threads=1";
+    let options =
+        "policy=foam max_factor_dim=2 merge_dims=false check_period=50 grafting=sgd beta1=0.9 num_threads=1";
     let mut model = Model::new("reference", options, &specs);
     let mut random = Random::new(3);
     let mut params = tensors(&specs, &mut random);
@@ -413,7 +430,10 @@ fn a_file_of_the_first_format_still_loads() {
             };
             let found = new.tensor(&stack).unwrap_or_else(|why| panic!("{stack}: {why}"));
             let size = tensor.data().len();
-            assert!(found.data()[row * size..(row + 1) * size] == *tensor.data(), "{name} differs from {stack}");
+            assert!(
+                found.data()[row * size..(row + 1) * size] == *tensor.data(),
+                "{name} differs from {stack}"
+            );
         }
         let total = |file: &SafeTensors, but: &str| -> usize {
             file.tensors().iter().filter(|t| t.0 != but).map(|t| t.1.data().len()).sum()
@@ -479,7 +499,8 @@ fn check_statistics(model: &Model, expected: &str) {
 
 #[test]
 fn python_reads_a_checkpoint_in_ten_lines() {
-    let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/checkpoints.md")).unwrap();
+    let page =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/checkpoints.md")).unwrap();
     let (_, after) = page.split_once("```python\n").expect("the page has an example");
     let (program, _) = after.split_once("```").expect("the example ends");
     assert_eq!(program.lines().count(), 10);
@@ -535,13 +556,19 @@ mod places {
         for (link, target) in [("far", "deep/state"), ("near", "deep/state"), ("dangling", "deep/new")] {
             std::fs::write(folder.join("deep/state"), "old").unwrap();
             model.save_file(&folder.join(link)).unwrap();
-            assert!(std::fs::symlink_metadata(folder.join(link)).unwrap().is_symlink(), "{link} was replaced");
+            assert!(
+                std::fs::symlink_metadata(folder.join(link)).unwrap().is_symlink(),
+                "{link} was replaced"
+            );
             assert!(std::fs::read(folder.join(target)).unwrap() == model.save(), "{link}");
         }
         for link in ["circle", "device", "directory"] {
             let failure = model.save_file(&folder.join(link)).expect_err(link);
             assert!(failure.status == FOAM_IO_ERROR && failure.message.contains(link), "{}", failure.message);
-            assert!(std::fs::symlink_metadata(folder.join(link)).unwrap().is_symlink(), "{link} was replaced");
+            assert!(
+                std::fs::symlink_metadata(folder.join(link)).unwrap().is_symlink(),
+                "{link} was replaced"
+            );
         }
         assert_eq!(folder.names(), ["circle", "dangling", "deep", "device", "directory", "far", "near"]);
     }
@@ -553,7 +580,8 @@ mod places {
         let pipe = folder.join("pipe");
         assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
         std::fs::create_dir(folder.join("directory")).unwrap();
-        for path in [pipe.clone(), folder.join("directory"), PathBuf::from("/dev/null"), folder.join("new/")] {
+        for path in [pipe.clone(), folder.join("directory"), PathBuf::from("/dev/null"), folder.join("new/")]
+        {
             let shown = path.display().to_string();
             let failure = model.save_file(&path).expect_err(&shown);
             assert!(failure.status == FOAM_IO_ERROR, "{}", failure.message);

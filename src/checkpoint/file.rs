@@ -198,6 +198,10 @@ mod tests {
     fn temporary_names_differ_and_fit_every_directory() {
         let names: std::collections::HashSet<_> = (0..1000).map(|_| temporary_name()).collect();
         assert_eq!(names.len(), 1000);
-        assert!(names.iter().all(|name| name.is_ascii() && name.starts_with(b".foam-") && name.ends_with(b".tmp")));
+        assert!(
+            names
+                .iter()
+                .all(|name| name.is_ascii() && name.starts_with(b".foam-") && name.ends_with(b".tmp"))
+        );
     }
 }

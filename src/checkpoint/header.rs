@@ -107,7 +107,8 @@ impl Header {
         let mut header = Header { crc: crc.finalize(), payload: 8 + stated, ..Header::default() };
         header.parse(text, most).map_err(|mut error| {
             if error.kind == crate::error::Kind::BadCheckpoint {
-                error.message.insert_str(0, "not a safetensors file, or a damaged one: ");
+                let why = format_args!("not a safetensors file, or a damaged one: {}", error.message);
+                error.message = super::text(why);
             }
             error
         })?;
@@ -197,7 +198,8 @@ impl Header {
         let mut end = self.payload;
         for entry in &self.entries {
             let name = &self.names[entry.name.clone()];
-            let elements = self.sizes[entry.shape.clone()].iter().try_fold(1u64, |n, d| n.checked_mul(*d as u64));
+            let elements =
+                self.sizes[entry.shape.clone()].iter().try_fold(1u64, |n, d| n.checked_mul(*d as u64));
             let needed = elements.and_then(|n| n.checked_mul(entry.dtype.size()));
             let has = entry.bytes.end.checked_sub(entry.bytes.start);
             if has.is_none() || has != needed || entry.bytes.start != end || entry.bytes.end > whole {

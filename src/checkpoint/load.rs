@@ -35,9 +35,10 @@ pub fn load(optimizer: &mut Optimizer, source: &mut dyn Source) -> Result<()> {
     let usual = layout.tensors.len().max(v1::tensors(plan));
     // Enough to say what is wrong with the file of a similar model; more would only cost memory.
     let mut header = Header::read(source, 1000 + 2 * usual)?;
-    let text = header.about.take().ok_or_else(|| {
-        bad!("the file has no '{KEY}' metadata; expected a checkpoint written by libfoam")
-    })?;
+    let text = header
+        .about
+        .take()
+        .ok_or_else(|| bad!("the file has no '{KEY}' metadata; expected a checkpoint written by libfoam"))?;
     let mut about = About::read(&text)?;
     let found = match about.format {
         Some(1) => v1::find(optimizer, &mut header, &mut about, source)?,
@@ -221,9 +222,10 @@ impl<'a> Index<'a> {
     /// The tensor `name`, which must have this type and shape.
     pub fn find(&self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<&'a Entry> {
         let entries = self.header.entries();
-        let at = self.order.binary_search_by(|at| self.header.name(&entries[*at]).cmp(name)).map_err(|_| {
-            bad!("the file has no tensor '{name}'; it was written with other options: expected one")
-        })?;
+        let at =
+            self.order.binary_search_by(|at| self.header.name(&entries[*at]).cmp(name)).map_err(|_| {
+                bad!("the file has no tensor '{name}'; it was written with other options: expected one")
+            })?;
         let entry = &entries[self.order[at]];
         let found = self.header.shape(entry);
         if entry.dtype != dtype || found != shape {
@@ -367,9 +369,13 @@ fn check_sums(header: &Header, source: &mut dyn Source) -> Result<()> {
     let mut sums: Vec<u8> = reserved(4 * (entries.len() + 1), "the checksums of the checkpoint")?;
     sums.resize(4 * (entries.len() + 1), 0);
     source.read_at(last.bytes.start, &mut sums)?;
-    let stated = |at: usize| u32::from_le_bytes([sums[4 * at], sums[4 * at + 1], sums[4 * at + 2], sums[4 * at + 3]]);
+    let stated =
+        |at: usize| u32::from_le_bytes([sums[4 * at], sums[4 * at + 1], sums[4 * at + 2], sums[4 * at + 3]]);
     if crc32fast::hash(&sums[..4 * entries.len()]) != stated(entries.len()) {
-        return Err(bad!("tensor '{}' does not match its own checksum; the file is damaged", save::CHECKSUMS));
+        return Err(bad!(
+            "tensor '{}' does not match its own checksum; the file is damaged",
+            save::CHECKSUMS
+        ));
     }
     if header.crc != stated(0) {
         return Err(bad!("the header does not match its checksum; the file is damaged"));

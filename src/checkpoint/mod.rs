@@ -88,9 +88,8 @@ fn failed(doing: fmt::Arguments<'_>, cause: &std::io::Error) -> Error {
 }
 
 /// An empty list with room for `count` items.
-fn reserved<T>(count: usize, what: &str) -> Result<Vec<T>> {
+pub fn reserved<T>(count: usize, what: &str) -> Result<Vec<T>> {
     let mut list = Vec::new();
-    list.try_reserve_exact(count)
-        .map_err(|_| no_memory(what, count as u128 * size_of::<T>() as u128))?;
+    list.try_reserve_exact(count).map_err(|_| no_memory(what, count as u128 * size_of::<T>() as u128))?;
     Ok(list)
 }

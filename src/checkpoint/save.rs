@@ -122,7 +122,11 @@ impl Out<'_> {
 }
 
 /// Writes the header's object, and gives the number of bytes that follow it.
-fn write_header(out: &mut Text, optimizer: &Optimizer, layout: &Layout) -> std::result::Result<u64, fmt::Error> {
+fn write_header(
+    out: &mut Text,
+    optimizer: &Optimizer,
+    layout: &Layout,
+) -> std::result::Result<u64, fmt::Error> {
     let plan = optimizer.plan();
     out.write_str("{\"__metadata__\":{")?;
     quote(out, KEY)?;

@@ -382,9 +382,7 @@ impl Optimizer {
         steps: u64,
         skipped_steps: u64,
     ) -> Result<()> {
-        let mut dampings = Vec::new();
-        let bytes = records.len() as u128 * 8;
-        dampings.try_reserve_exact(records.len()).map_err(|_| Error::out_of_memory("the dampings", bytes))?;
+        let mut dampings = crate::checkpoint::reserved(records.len(), "the dampings")?;
         dampings.extend(records.iter().map(|r| r.gauges.epsilon));
         self.backend.restore(&clocks, &dampings).map_err(|error| self.abandon(error))?;
         self.clocks = clocks;
@@ -397,7 +395,8 @@ impl Optimizer {
     /// A load that stopped between its writes leaves nothing to rely on, and says so.
     pub fn abandon(&mut self, mut error: Error) -> Error {
         self.lost = true;
-        error.message += "; the load was under way: the state is lost, load a checkpoint into a new optimizer";
+        error.message +=
+            "; the load was under way: the state is lost, load a checkpoint into a new optimizer";
         error
     }
 }
