@@ -962,7 +962,8 @@ foam_status foam_exact_gap(foam_optimizer *optimizer,
 
 /**
  * Writes the whole state to a safetensors file, keyed by parameter name. The file appears whole or
- * not at all: a temporary file beside it is flushed to the disk and then renamed.
+ * not at all: a temporary file beside it is flushed to the disk and then renamed. A symbolic link is
+ * followed, the permissions of a file that is replaced are kept, and what is no regular file is refused.
  *
  * Contract: `optimizer` came from `foam_create`; `path` is a C string; `error` is NULL or a record.
  */
@@ -983,7 +984,7 @@ foam_status foam_load_file(foam_optimizer *optimizer,
 
 /**
  * Writes what `foam_save_file` writes into `data` of `capacity` bytes. `*size` receives the number of
- * bytes; pass `data` = NULL to ask for it.
+ * bytes; pass `data` = NULL to ask for it, which does not read the state.
  *
  * Contract: `optimizer` came from `foam_create`; `data` is NULL or has `capacity` writable bytes; `size` is
  * writable; `error` is NULL or a record.

@@ -70,7 +70,7 @@ fn damage(bytes: &mut Vec<u8>, random: &mut Random) -> String {
 }
 
 #[test]
-fn a_damaged_checkpoint_is_refused_whole_or_serves() {
+fn a_damaged_checkpoint_is_refused_whole() {
     let (source, _) = trained(7, 1);
     let good = source.save();
     let (mut refused, mut served) = ([0; 8], [0; 8]);
@@ -95,7 +95,10 @@ fn a_damaged_checkpoint_is_refused_whole_or_serves() {
                 assert!(model.figures() == figures && model.save() == saved, "seed {seed}, {case}: changed");
                 refused[kind] += 1;
             }
-            Ok(()) => served[kind] += 1,
+            Ok(()) => {
+                assert!(bytes == good, "seed {seed}, {case}: a damaged checkpoint was taken");
+                served[kind] += 1;
+            }
         }
         for _ in 0..3 {
             let grads: Vec<_> =
@@ -107,11 +110,11 @@ fn a_damaged_checkpoint_is_refused_whole_or_serves() {
     }
     println!("by kind of damage: refused {refused:?}, served {served:?}");
     assert!(
-        refused[0] > 50 && refused[3] > 50 && refused[6] > 50 && served[7] > 50,
+        refused[0] > 50 && refused[3] > 50 && refused[6] > 50 && refused[7] > 50,
         "{refused:?} {served:?}"
     );
-    // A file that was cut, or has a tail, or states another length, is never taken.
-    assert_eq!(served[..4], [0; 4]);
+    // What is taken was not damaged after all: a digit became itself, or a byte was damaged back.
+    assert!(served.iter().sum::<i32>() < 100, "{served:?}");
 }
 
 fn keys() -> Vec<String> {

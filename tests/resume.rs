@@ -205,9 +205,9 @@ fn a_checkpoint_of_another_model_is_refused_and_changes_nothing() {
         (change(1, &|s| s.dtype = Dtype::F16), options("foam"), "layer/vector"),
         (change(3, &|s| s.name = "other".to_string()), options("foam"), "other"),
         (specs()[..4].to_vec(), options("foam"), "5 parameters"),
-        (specs(), format!("{} max_factor_dim=4", options("foam")), "blocks/block0"),
+        (specs(), format!("{} max_factor_dim=4", options("foam")), "blocks/stack0"),
         (specs(), format!("{} momentum=0", options("foam")), "tensors"),
-        (specs(), format!("{} statistic_dtype=f64", options("foam")), "statistic"),
+        (specs(), format!("{} statistic_dtype=f64", options("foam")), "basis"),
     ];
     for (specs, options, expected) in others {
         let mut other = Run::new(specs, &options);

@@ -142,12 +142,12 @@ impl Race {
                     }
                     ("record", _) => {
                         for (axis, record) in own.chunks_exact(200).enumerate() {
-                            same(&format!("block0/axis{axis}/gauges"), &record[..80]);
-                            same(&format!("block0/axis{axis}/counters"), &record[80..]);
+                            same(&format!("stack0/axis{axis}/gauges"), &record[..80]);
+                            same(&format!("stack0/axis{axis}/counters"), &record[80..]);
                         }
                     }
-                    (_, Some((kind, axis))) => same(&format!("block0/axis{axis}/{kind}"), own),
-                    (kind, None) => same(&format!("block0/{kind}"), own),
+                    (_, Some((kind, axis))) => same(&format!("stack0/axis{axis}/{kind}"), own),
+                    (kind, None) => same(&format!("stack0/{kind}"), own),
                 }
             }
         }

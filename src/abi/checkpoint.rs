@@ -3,19 +3,17 @@
 use super::boundary;
 use super::handle::{Need, enter, foam_optimizer};
 use super::status::{foam_error, foam_status};
-use crate::checkpoint::{file, format};
-use crate::engine::Optimizer;
-use crate::error::{Error, Result};
+use crate::checkpoint::load::load;
+use crate::checkpoint::save::Writer;
+use crate::checkpoint::source::FileSource;
+use crate::checkpoint::{file, text};
+use crate::error::{Error, Kind};
 use libc::{c_char, c_void};
 use std::path::Path;
 
-fn load(optimizer: &mut Optimizer, bytes: &[u8]) -> Result<()> {
-    let restored = format::decode(optimizer, bytes)?;
-    format::restore(optimizer, restored)
-}
-
 /// Writes the whole state to a safetensors file, keyed by parameter name. The file appears whole or
-/// not at all: a temporary file beside it is flushed to the disk and then renamed.
+/// not at all: a temporary file beside it is flushed to the disk and then renamed. A symbolic link is
+/// followed, the permissions of a file that is replaced are kept, and what is no regular file is refused.
 ///
 /// # Safety
 /// `optimizer` came from `foam_create`; `path` is a C string; `error` is NULL or a record.
@@ -29,7 +27,8 @@ pub unsafe extern "C" fn foam_save_file(
     unsafe {
         enter(optimizer, Need::Settled, error, |inner| {
             let path = Path::new(boundary::text(path, "path")?);
-            file::write(path, &format::encode(&mut inner.optimizer)?)
+            let writer = Writer::new(&inner.optimizer)?;
+            file::replace(path, |sink| writer.write(&mut inner.optimizer, sink))
         })
     }
 }
@@ -50,8 +49,10 @@ pub unsafe extern "C" fn foam_load_file(
     unsafe {
         enter(optimizer, Need::Sound, error, |inner| {
             let path = Path::new(boundary::text(path, "path")?);
-            load(&mut inner.optimizer, &file::read(path)?).map_err(|mut cause| {
-                cause.message = format!("'{}': {}", path.display(), cause.message);
+            load(&mut inner.optimizer, &mut FileSource::open(path)?).map_err(|mut cause| {
+                if cause.kind == Kind::BadCheckpoint {
+                    cause.message = text(format_args!("'{}': {}", path.display(), cause.message));
+                }
                 cause
             })
         })
@@ -59,7 +60,7 @@ pub unsafe extern "C" fn foam_load_file(
 }
 
 /// Writes what `foam_save_file` writes into `data` of `capacity` bytes. `*size` receives the number of
-/// bytes; pass `data` = NULL to ask for it.
+/// bytes; pass `data` = NULL to ask for it, which does not read the state.
 ///
 /// # Safety
 /// `optimizer` came from `foam_create`; `data` is NULL or has `capacity` writable bytes; `size` is
@@ -78,17 +79,24 @@ pub unsafe extern "C" fn foam_save_memory(
             if size.is_null() {
                 return Err(Error::invalid("size is NULL; expected a place for the number of bytes"));
             }
-            let bytes = format::encode(&mut inner.optimizer)?;
+            let writer = Writer::new(&inner.optimizer)?;
+            let needed = usize::try_from(writer.size())
+                .map_err(|_| Error::out_of_memory("the checkpoint", u128::from(writer.size())))?;
             if !data.is_null() {
-                if capacity < bytes.len() {
-                    return Err(Error::invalid(format!(
-                        "capacity = {capacity}: expected at least {}",
-                        bytes.len()
-                    )));
+                if capacity < needed {
+                    return Err(Error::invalid(text(format_args!(
+                        "capacity = {capacity}: expected at least {needed}"
+                    ))));
                 }
-                std::ptr::copy_nonoverlapping(bytes.as_ptr(), data.cast::<u8>(), bytes.len());
+                let mut at = 0;
+                writer.write(&mut inner.optimizer, &mut |bytes| {
+                    // SAFETY: all pieces together have `needed` bytes, and the caller gives as many.
+                    std::ptr::copy_nonoverlapping(bytes.as_ptr(), data.cast::<u8>().add(at), bytes.len());
+                    at += bytes.len();
+                    Ok(())
+                })?;
             }
-            *size = bytes.len();
+            *size = needed;
             Ok(())
         })
     }
@@ -111,7 +119,7 @@ pub unsafe extern "C" fn foam_load_memory(
             if data.is_null() {
                 return Err(Error::invalid("data is NULL; expected the bytes of a checkpoint"));
             }
-            load(&mut inner.optimizer, std::slice::from_raw_parts(data.cast::<u8>(), size))
+            load(&mut inner.optimizer, &mut std::slice::from_raw_parts(data.cast::<u8>(), size))
         })
     }
 }

@@ -1,15 +1,18 @@
 //! Checkpoints of an optimizer, to and from a file or bytes.
 
-use super::engine::{file, format};
+use super::engine::{FileSource, Writer, load, replace};
 use super::optimizer::Optimizer;
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use std::path::Path;
 
 impl Optimizer {
     /// Writes the whole state to a safetensors file, keyed by parameter name. The file appears whole or not at all:
     /// a temporary file beside it is flushed to the disk and then renamed. All language bindings read it.
     pub fn save(&mut self, path: impl AsRef<Path>) -> Result<()> {
-        self.settled(|engine| file::write(path.as_ref(), &format::encode(engine)?))
+        self.settled(|engine| {
+            let writer = Writer::new(engine)?;
+            replace(path.as_ref(), |sink| writer.write(engine, sink))
+        })
     }
 
     /// Reads the state that [`Optimizer::save`] wrote, into an optimizer made for the same parameters (in any order) with
@@ -17,15 +20,30 @@ impl Optimizer {
     /// reason, and nothing changes.
     pub fn load(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        self.load_bytes(&file::read(path)?).map_err(|mut error| {
-            error.message = format!("'{}': {}", path.display(), error.message);
+        let outcome = self.enter(|engine| load(engine, &mut FileSource::open(path)?));
+        outcome.map_err(|mut error| {
+            if error.kind == Kind::BadCheckpoint {
+                error.message = format!("'{}': {}", path.display(), error.message);
+            }
             error
         })
     }
 
     /// What [`Optimizer::save`] writes, as bytes.
     pub fn to_bytes(&mut self) -> Result<Vec<u8>> {
-        self.settled(format::encode)
+        self.settled(|engine| {
+            let writer = Writer::new(engine)?;
+            let size = writer.size();
+            let refused = || Error::out_of_memory("the checkpoint", u128::from(size));
+            let mut bytes = Vec::new();
+            let room = usize::try_from(size).map_err(|_| refused())?;
+            bytes.try_reserve_exact(room).map_err(|_| refused())?;
+            writer.write(engine, &mut |piece| {
+                bytes.extend_from_slice(piece);
+                Ok(())
+            })?;
+            Ok(bytes)
+        })
     }
 
     /// Reads what [`Optimizer::to_bytes`] gave, as [`Optimizer::load`] reads a file.
@@ -44,9 +62,6 @@ impl Optimizer {
     /// # }
     /// ```
     pub fn load_bytes(&mut self, bytes: &[u8]) -> Result<()> {
-        self.enter(|engine| {
-            let restored = format::decode(engine, bytes)?;
-            format::restore(engine, restored)
-        })
+        self.enter(|engine| load(engine, &mut &*bytes))
     }
 }

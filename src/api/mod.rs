@@ -17,7 +17,10 @@ pub use tensor::{Element, Gradient, TensorMut};
 
 /// What this API takes from the engine; no other line of it names the engine's modules.
 mod engine {
-    pub(super) use crate::checkpoint::{file, format};
+    pub(super) use crate::checkpoint::file::replace;
+    pub(super) use crate::checkpoint::load::load;
+    pub(super) use crate::checkpoint::save::Writer;
+    pub(super) use crate::checkpoint::source::FileSource;
     pub(super) use crate::engine::plan::{ParamPlan, ParamSpec, SlotKind};
     pub(super) use crate::engine::stats::Verb;
     pub use crate::engine::{Level, Outcome};

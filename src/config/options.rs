@@ -186,16 +186,24 @@ impl OptionSpec {
     }
 
     pub(super) fn read(&self, config: &Config) -> String {
+        let mut text = String::new();
+        // A String takes everything.
+        let _ = self.print(config, &mut text);
+        text
+    }
+
+    /// Writes the text form of the option's value.
+    pub fn print(&self, config: &Config, out: &mut dyn std::fmt::Write) -> std::fmt::Result {
         match &self.access {
             // `{:?}` prints the shortest text that reads back as the same number.
-            Access::Real(get, ..) => format!("{:?}", get(config)),
-            Access::Whole(get, ..) => get(config).to_string(),
-            Access::Flag(get, _) => get(config).to_string(),
-            Access::Named { get, .. } => get(config).to_string(),
+            Access::Real(get, ..) => write!(out, "{:?}", get(config)),
+            Access::Whole(get, ..) => write!(out, "{}", get(config)),
+            Access::Flag(get, _) => write!(out, "{}", get(config)),
+            Access::Named { get, .. } => out.write_str(get(config)),
             Access::Device => match config.device {
-                Device { kind: 1, .. } => "cpu".to_string(),
-                Device { kind: 2, id } => format!("cuda:{id}"),
-                Device { kind, id } => format!("device({kind}):{id}"),
+                Device { kind: 1, .. } => out.write_str("cpu"),
+                Device { kind: 2, id } => write!(out, "cuda:{id}"),
+                Device { kind, id } => write!(out, "device({kind}):{id}"),
             },
         }
     }

@@ -235,26 +235,36 @@ impl Optimizer {
     /// Takes over clocks (by parameter), records (by factor) and totals that were checked against this optimizer.
     pub fn restore(
         &mut self,
-        clocks: &[Clock],
+        clocks: Vec<Clock>,
         records: Vec<FactorRecord>,
         steps: u64,
         skipped_steps: u64,
     ) -> Result<()> {
         for (param, clock) in self.engine.plan.params.iter().zip(clocks) {
-            self.engine.clocks[param.blocks.clone()].fill(*clock);
+            self.engine.clocks[param.blocks.clone()].fill(clock);
         }
         self.engine.records = records;
         self.engine.totals.steps = steps;
         self.engine.totals.skipped_steps = skipped_steps;
         self.deferred = None;
-        self.store_times()
+        self.store_times().map_err(|error| self.abandon(error))
+    }
+
+    /// A load that stopped between its writes leaves nothing to rely on, and says so.
+    pub fn abandon(&mut self, mut error: Error) -> Error {
+        self.lost = true;
+        error.message +=
+            "; the load was under way: the state is lost, load a checkpoint into a new optimizer";
+        error
     }
 
     /// Writes the clocks and records that the host has into the state.
     fn store_times(&mut self) -> Result<()> {
         let plan = self.engine.plan.clone();
         for (number, stack) in plan.stacks.iter().enumerate() {
-            let mut words: Vec<u8> = Vec::new();
+            let factors = stack.layout.get(1).map_or(0, |array| array.tail[0]);
+            let bytes = stack.blocks.len() * (size_of::<Clock>() + factors * size_of::<FactorRecord>());
+            let mut words: Vec<u8> = crate::checkpoint::reserved(bytes, "clocks and records")?;
             stack.blocks.iter().for_each(|block| {
                 words.extend_from_slice(bytemuck::bytes_of(&self.engine.clocks[*block]));
             });

@@ -152,18 +152,17 @@ impl Engine {
 
     fn refuse_foreign_words(&self) -> Result<()> {
         let expected = "expected a state that foam_stack_reset and the verbs wrote";
-        if let Some(block) = self.readback.clocks.iter().position(|clock| !clock.is_sound()) {
-            let Clock { step, weight } = self.readback.clocks[block];
-            let message = format!("clock of block {block}: step {step}, weight {weight}; {expected}");
-            return Err(Error::invalid(message));
+        for (block, clock) in self.readback.clocks.iter().enumerate() {
+            if let Some(fault) = clock.fault() {
+                return Err(Error::invalid(format!("clock of block {block}: {fault}; {expected}")));
+            }
         }
-        if let Some(factor) = self.readback.records.iter().position(|record| !record.is_sound()) {
-            let (plan, record) = (&self.plan.factors[factor], &self.readback.records[factor]);
-            return Err(Error::invalid(format!(
-                "record of block {}, axis {}: epsilon {}, {:?}; {expected}",
-                plan.block, plan.axis, record.gauges.epsilon, record.counters
-            ))
-            .on_axis(plan.axis));
+        for (plan, record) in self.plan.factors.iter().zip(&self.readback.records) {
+            if let Some(fault) = record.fault() {
+                let (block, axis) = (plan.block, plan.axis);
+                let message = format!("record of block {block}, axis {axis}: {fault}; {expected}");
+                return Err(Error::invalid(message).on_axis(axis));
+            }
         }
         Ok(())
     }

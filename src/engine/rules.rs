@@ -22,9 +22,13 @@ impl Clock {
     /// The clock of a block that never took part.
     pub const START: Clock = Clock { step: 0, weight: 1.0 };
 
-    /// Whether these can be the values of a clock that the engine wrote.
-    pub fn is_sound(&self) -> bool {
-        self.step <= MOST_STEPS && self.weight > 0.0 && self.weight <= 1.0
+    /// Why these cannot be the values of a clock that the engine wrote; none if they can.
+    pub fn fault(&self) -> Option<String> {
+        let Clock { step, weight } = *self;
+        let sound = step <= MOST_STEPS && weight > 0.0 && weight <= 1.0;
+        (!sound).then(|| {
+            format!("step = {step}, weight = {weight}: expected a count up to {MOST_STEPS}, and a number in (0, 1]")
+        })
     }
 }
 

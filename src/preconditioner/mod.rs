@@ -35,66 +35,85 @@ pub enum Branch {
     ReuseSame = 9,
 }
 
-/// The reals of a factor's record. Values that do not exist yet are NaN.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
-pub struct Gauges {
-    /// ε in use.
-    pub epsilon: f64,
-    /// h of the last check.
-    pub proxy: f64,
-    /// Largest h so far.
-    pub max_proxy: f64,
-    /// RC of the last check.
-    pub relative_change: f64,
-    /// α of the last check.
-    pub alpha: f64,
-    /// Proven bound of the relative operator gap at the last check.
-    pub gap_bound: f64,
-    /// Off-diagonal residual of the last check.
-    pub residual: f64,
-    /// Proxy right after the last refresh.
-    pub noise_floor: f64,
-    /// Smallest eigenvalue of the basis in use.
-    pub eigenvalue_min: f64,
-    /// Largest eigenvalue of the basis in use.
-    pub eigenvalue_max: f64,
+/// A part of a factor's record: plain numbers of one type, and the table of their names, which checkpoints use.
+macro_rules! part {
+    ($(#[$meta:meta])* $name:ident: $type:ty { $($(#[$about:meta])* $field:ident,)+ }) => {
+        $(#[$meta])*
+        pub struct $name {
+            $($(#[$about])* pub $field: $type,)+
+        }
+
+        impl $name {
+            /// The names of its numbers, in order.
+            pub const FIELDS: &'static [&'static str] = &[$(stringify!($field)),+];
+        }
+    };
 }
 
-/// The counters of a factor's record.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct Counters {
-    /// [`Branch`] of the last check.
-    pub branch: i64,
-    /// 1 once there is a basis.
-    pub has_basis: i64,
-    /// Step of the last refresh, 0 for never.
-    pub last_refresh: i64,
-    /// Step of the last check, 0 for never.
-    pub last_check: i64,
-    /// Checks.
-    pub checks: i64,
-    /// Eigendecompositions.
-    pub evd_calls: i64,
-    /// Checks that kept the basis.
-    pub reuse_calls: i64,
-    /// Proxies computed.
-    pub proxy_calls: i64,
-    /// Checks that asked for another ε.
-    pub epsilon_updates: i64,
-    /// Refreshes because of the cap.
-    pub cap_refreshes: i64,
-    /// Residuals computed.
-    pub residual_calls: i64,
-    /// Eigendecompositions that failed on at least one path.
-    pub failed_evds: i64,
-    /// Refreshes saved by double precision.
-    pub fallback_double: i64,
-    /// Refreshes saved by the other driver.
-    pub fallback_svd: i64,
-    /// Refreshes given up.
-    pub fallback_stale: i64,
+part! {
+    /// The reals of a factor's record. Values that do not exist yet are NaN.
+    #[repr(C)]
+    #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+    Gauges: f64 {
+        /// ε in use.
+        epsilon,
+        /// h of the last check.
+        proxy,
+        /// Largest h so far.
+        max_proxy,
+        /// RC of the last check.
+        relative_change,
+        /// α of the last check.
+        alpha,
+        /// Proven bound of the relative operator gap at the last check.
+        gap_bound,
+        /// Off-diagonal residual of the last check.
+        residual,
+        /// Proxy right after the last refresh.
+        noise_floor,
+        /// Smallest eigenvalue of the basis in use.
+        eigenvalue_min,
+        /// Largest eigenvalue of the basis in use.
+        eigenvalue_max,
+    }
+}
+
+part! {
+    /// The counters of a factor's record.
+    #[repr(C)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+    Counters: i64 {
+        /// [`Branch`] of the last check.
+        branch,
+        /// 1 once there is a basis.
+        has_basis,
+        /// Step of the last refresh, 0 for never.
+        last_refresh,
+        /// Step of the last check, 0 for never.
+        last_check,
+        /// Checks.
+        checks,
+        /// Eigendecompositions.
+        evd_calls,
+        /// Checks that kept the basis.
+        reuse_calls,
+        /// Proxies computed.
+        proxy_calls,
+        /// Checks that asked for another ε.
+        epsilon_updates,
+        /// Refreshes because of the cap.
+        cap_refreshes,
+        /// Residuals computed.
+        residual_calls,
+        /// Eigendecompositions that failed on at least one path.
+        failed_evds,
+        /// Refreshes saved by double precision.
+        fallback_double,
+        /// Refreshes saved by the other driver.
+        fallback_svd,
+        /// Refreshes given up.
+        fallback_stale,
+    }
 }
 
 /// The record of one factor: everything about it that is not an array. It lies in the state as it is here.
@@ -128,15 +147,24 @@ impl FactorRecord {
         }
     }
 
-    /// Whether these can be the values of a record that the engine wrote: counts that a run can reach, a branch
-    /// that exists, a damping that is positive.
-    pub fn is_sound(&self) -> bool {
+    /// Why these cannot be the values of a record that the engine wrote; none if they can. Records decide what the
+    /// engine does next, so that a caller's array and a checkpoint are held to the same rule.
+    pub fn fault(&self) -> Option<String> {
+        let epsilon = self.gauges.epsilon;
+        if !(epsilon.is_finite() && epsilon > 0.0) {
+            return Some(format!("epsilon = {epsilon}: expected a number > 0"));
+        }
         let counts: [i64; size_of::<Counters>() / 8] = bytemuck::cast(self.counters);
-        counts.iter().all(|count| (0..=MOST_STEPS as i64).contains(count))
-            && self.counters.has_basis <= 1
-            && self.counters.branch <= Branch::ReuseSame as i64
-            && self.gauges.epsilon.is_finite()
-            && self.gauges.epsilon > 0.0
+        for (field, count) in Counters::FIELDS.iter().zip(counts) {
+            if !(0..=MOST_STEPS as i64).contains(&count) {
+                return Some(format!("{field} = {count}: expected a count up to {MOST_STEPS}"));
+            }
+        }
+        let Counters { has_basis, branch, .. } = self.counters;
+        let last = Branch::ReuseSame as i64;
+        (has_basis > 1 || branch > last).then(|| {
+            format!("has_basis = {has_basis}, branch = {branch}: expected 0 or 1, and at most {last}")
+        })
     }
 
     /// Whether there is a basis.

@@ -110,6 +110,22 @@ static void foreign(model *m, const char *state, size_t size) {
     free(spoiled);
 }
 
+/* One bit of each byte of the header and of the numbers: nothing of it is taken. */
+static void flipped(model *m, const char *state, size_t size) {
+    char *spoiled = (char *)malloc(size);
+    REQUIRE(spoiled != NULL);
+    memcpy(spoiled, state, size);
+    for (size_t at = 0; at < size; at += 7) {
+        spoiled[at] = (char)(spoiled[at] ^ (1 << at % 8));
+        CHECK(foam_load_memory(m->optimizer, spoiled, size, &m->error) == FOAM_BAD_CHECKPOINT);
+        spoiled[at] = state[at];
+    }
+    spoiled[size - 300] = (char)(spoiled[size - 300] ^ 1);
+    refused_bytes(m, spoiled, size, "tensor|does not match its|checksum");
+    free(spoiled);
+    CHECK(model_unchanged(m));
+}
+
 static void other_models(model *m) {
     refused_model(m, other_name, "vector");
     refused_model(m, other_shape, "matrix|expected|[6,4]");
@@ -134,6 +150,30 @@ static void places(model *m) {
     REFUSED(m, FOAM_IO_ERROR, "taken", foam_save_file(m->optimizer, path_of("taken"), &m->error));
     REQUIRE(rmdir(path_of("taken")) == 0);
     REFUSED(m, FOAM_IO_ERROR, "", foam_save_file(m->optimizer, "", &m->error));
+    /* What is no regular file stays what it is. */
+    struct stat about;
+    REQUIRE(mkfifo(path_of("pipe"), 0600) == 0);
+    REFUSED(m, FOAM_IO_ERROR, "pipe", foam_save_file(m->optimizer, path_of("pipe"), &m->error));
+    REFUSED(m, FOAM_IO_ERROR, "pipe", foam_load_file(m->optimizer, path_of("pipe"), &m->error));
+    REQUIRE(lstat(path_of("pipe"), &about) == 0);
+    CHECK(S_ISFIFO(about.st_mode));
+    REQUIRE(remove(path_of("pipe")) == 0);
+    REFUSED(m, FOAM_IO_ERROR, "/dev/null", foam_save_file(m->optimizer, "/dev/null", &m->error));
+    /* A link is followed, and the mode of the file behind it kept. */
+    REQUIRE(chmod(path_of("good"), 0600) == 0);
+    REQUIRE(symlink("good", path_of("link")) == 0);
+    OK(&m->error, foam_save_file(m->optimizer, path_of("link"), &m->error));
+    REQUIRE(lstat(path_of("link"), &about) == 0);
+    CHECK(S_ISLNK(about.st_mode));
+    REQUIRE(lstat(path_of("good"), &about) == 0);
+    CHECK(S_ISREG(about.st_mode) && (about.st_mode & 0777) == 0600);
+    REQUIRE(remove(path_of("link")) == 0);
+    /* The longest name that there may be. */
+    char longest[256];
+    memset(longest, 'n', 255);
+    longest[255] = 0;
+    OK(&m->error, foam_save_file(m->optimizer, path_of(longest), &m->error));
+    REQUIRE(remove(path_of(longest)) == 0);
     if (geteuid() != 0) {
         REQUIRE(chmod(folder, 0555) == 0);
         REFUSED(m, FOAM_IO_ERROR, "good", foam_save_file(m->optimizer, path_of("good"), &m->error));
@@ -197,6 +237,7 @@ int main(int count, char **arguments_) {
     REQUIRE(size > 200);
     truncated(&m, state, size);
     foreign(&m, state, size);
+    flipped(&m, state, size);
     other_models(&m);
     places(&m);
     arguments(&m);
