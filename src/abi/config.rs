@@ -1,6 +1,6 @@
 //! The configuration struct, its presets and its string interface.
 
-use super::boundary::{self, AbiStruct};
+use super::boundary::{self, AbiStruct, field_ends};
 use super::status::{foam_error, foam_status};
 use crate::config::{Choice, Config, Device};
 use crate::error::{Error, Result};
@@ -186,6 +186,53 @@ pub struct foam_config {
 unsafe impl AbiStruct for foam_config {
     const NAME: &'static str = "foam_config";
     const REQUIRED: usize = std::mem::offset_of!(foam_config, policy);
+    const ENDS: &'static [usize] = field_ends!(foam_config {
+        struct_size,
+        flags,
+        policy,
+        cadence,
+        grafting,
+        statistic_dtype,
+        nonfinite,
+        negative_eigenvalues,
+        device_type,
+        device_id,
+        bias_correction,
+        merge_dims,
+        normalized_grafting,
+        nesterov,
+        ema_momentum,
+        nadam,
+        decoupled_weight_decay,
+        noise_floor,
+        inject_fault,
+        reserved,
+        check_period,
+        start_step,
+        max_factor_dim,
+        num_threads,
+        inject_fault_step,
+        root,
+        exponent_multiplier,
+        beta1,
+        beta2,
+        epsilon,
+        epsilon_left,
+        epsilon_right,
+        epsilon_max,
+        tau,
+        residual_threshold,
+        grafting_beta2,
+        grafting_epsilon,
+        momentum,
+        weight_decay,
+        lr,
+        log,
+        log_user,
+        allocate,
+        deallocate,
+        allocator_user
+    });
 
     fn defaults() -> Self {
         from_config(&Config::default())

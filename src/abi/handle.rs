@@ -2,6 +2,7 @@
 
 use super::boundary;
 use super::config::{FOAM_LOG_INFO, FOAM_LOG_WARNING, foam_config, foam_log_fn, to_config};
+use super::float_env;
 use super::param::{FOAM_PARAM_GRAFTING_ONLY, foam_param};
 use super::status::{foam_error, foam_status};
 use super::step::StepScratch;
@@ -57,6 +58,7 @@ pub(super) unsafe fn enter(
     error: *mut foam_error,
     body: impl FnOnce(&mut Inner) -> Result<()>,
 ) -> foam_status {
+    let _floats = float_env::standard();
     // SAFETY: the caller's contract.
     let outcome = unsafe { enter_checked(handle, need, body) };
     // SAFETY: the caller's contract.

@@ -1,13 +1,14 @@
 //! The C ABI: the only `extern "C"` functions, and the only place where pointers from outside are read.
 //!
-//! A call goes through three gates: [`boundary`] (panics, struct sizes, strings), [`handle`] (one call at
-//! a time, poison), and the validation of everything it was given, before the first write.
+//! A call goes through three gates: [`boundary`] (panics, struct sizes, strings, the floating-point environment),
+//! [`handle`] (one call at a time, poison), and the validation of everything it was given, before the first write.
 
 #![allow(non_camel_case_types)]
 
 mod boundary;
 mod checkpoint;
 mod config;
+pub(crate) mod float_env;
 mod handle;
 mod inspect;
 mod param;

@@ -1,6 +1,6 @@
 //! The description of a parameter, given once at creation.
 
-use super::boundary::{self, AbiStruct};
+use super::boundary::{self, AbiStruct, field_ends};
 use super::status::{foam_error, foam_status};
 use super::tensor::foam_dtype;
 use crate::error::Error;
@@ -39,6 +39,17 @@ pub struct foam_param {
 unsafe impl AbiStruct for foam_param {
     const NAME: &'static str = "foam_param";
     const REQUIRED: usize = std::mem::offset_of!(foam_param, lr_scale);
+    const ENDS: &'static [usize] = field_ends!(foam_param {
+        struct_size,
+        flags,
+        name,
+        shape,
+        ndim,
+        dtype,
+        lr_scale,
+        weight_decay_scale,
+        root
+    });
 
     fn defaults() -> Self {
         foam_param {

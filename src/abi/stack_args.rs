@@ -1,6 +1,6 @@
 //! The verbs of a stack: their arguments, and the validation of these before the first write.
 
-use super::boundary::{self, AbiStruct};
+use super::boundary::{self, AbiStruct, field_ends};
 use super::config::foam_config;
 use super::handle::LogSink;
 use super::stack::views::Desk;
@@ -71,6 +71,24 @@ pub struct foam_stack_args {
 unsafe impl AbiStruct for foam_stack_args {
     const NAME: &'static str = "foam_stack_args";
     const REQUIRED: usize = std::mem::offset_of!(foam_stack_args, stream);
+    const ENDS: &'static [usize] = field_ends!(foam_stack_args {
+        struct_size,
+        flags,
+        state,
+        state_out,
+        state_count,
+        grads,
+        params,
+        active,
+        info_in,
+        info,
+        update,
+        workspace,
+        workspace_size,
+        stream,
+        scale,
+        grad_scale
+    });
 
     fn defaults() -> Self {
         foam_stack_args {

@@ -1,6 +1,6 @@
 //! The step: its arguments, and their validation before the first write.
 
-use super::boundary::{self, AbiStruct};
+use super::boundary::{self, AbiStruct, field_ends};
 use super::handle::{Inner, Need, dtype_text, element_type, enter, foam_optimizer};
 use super::status::{foam_error, foam_status};
 use super::tensor::{
@@ -44,6 +44,17 @@ pub struct foam_step_args {
 unsafe impl AbiStruct for foam_step_args {
     const NAME: &'static str = "foam_step_args";
     const REQUIRED: usize = std::mem::offset_of!(foam_step_args, stream);
+    const ENDS: &'static [usize] = field_ends!(foam_step_args {
+        struct_size,
+        flags,
+        count,
+        params,
+        grads,
+        stream,
+        skipped,
+        lr,
+        grad_scale
+    });
 
     fn defaults() -> Self {
         foam_step_args {
