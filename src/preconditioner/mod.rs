@@ -125,3 +125,51 @@ impl FactorRecord {
         }
     }
 }
+
+/// A field of a factor's record, for whoever reads records as words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordField {
+    /// Its name, as in `foam_factor_info`.
+    pub name: &'static str,
+    /// Its first byte within the record.
+    pub offset: usize,
+    /// A double; else a 64-bit whole number.
+    pub real: bool,
+}
+
+/// The fields of both parts of a record. One that is missing does not compile.
+macro_rules! record_fields {
+    (reals { $($real:ident),+ } wholes { $($whole:ident = $name:literal),+ }) => {
+        /// Every field of a record, in the order of its words: the gauges, then the counters.
+        pub const RECORD_FIELDS: &[RecordField] = &[
+            $(RecordField {
+                name: stringify!($real),
+                offset: std::mem::offset_of!(Gauges, $real),
+                real: true,
+            },)+
+            $(RecordField {
+                name: $name,
+                offset: size_of::<Gauges>() + std::mem::offset_of!(Counters, $whole),
+                real: false,
+            },)+
+        ];
+        const _: fn(&Gauges, &Counters) = |gauges, counters| {
+            let Gauges { $($real: _),+ } = gauges;
+            let Counters { $($whole: _),+ } = counters;
+        };
+    };
+}
+
+record_fields! {
+    reals {
+        epsilon, proxy, max_proxy, relative_change, alpha, gap_bound, residual, noise_floor, eigenvalue_min,
+        eigenvalue_max
+    }
+    wholes {
+        branch = "last_branch", has_basis = "has_basis", last_refresh = "last_refresh", last_check = "last_check",
+        checks = "checks", evd_calls = "evd_calls", reuse_calls = "reuse_calls", proxy_calls = "proxy_calls",
+        epsilon_updates = "epsilon_updates", cap_refreshes = "cap_refreshes", residual_calls = "residual_calls",
+        failed_evds = "failed_evds", fallback_double = "fallback_double", fallback_svd = "fallback_svd",
+        fallback_stale = "fallback_stale"
+    }
+}
