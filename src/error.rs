@@ -93,7 +93,7 @@ impl Error {
 
     /// The same error, at a parameter.
     pub fn at(mut self, param: usize) -> Self {
-        self.place = Place::param(param);
+        self.place.param = Some(param);
         self
     }
 

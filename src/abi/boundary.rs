@@ -249,3 +249,25 @@ pub(super) unsafe fn text<'a>(source: *const c_char, argument: &str) -> Result<&
         .to_str()
         .map_err(|_| Error::invalid(format!("{argument} is not valid UTF-8")))
 }
+
+/// Writes `text` with its final NUL into a caller's buffer, or refuses one that is too small.
+///
+/// # Safety
+/// `value` is NULL or has `capacity` writable bytes.
+pub(super) unsafe fn put_text(text: &str, value: *mut c_char, capacity: usize) -> Result<()> {
+    if value.is_null() {
+        return Err(Error::invalid("value is NULL; expected a buffer for the text"));
+    }
+    if capacity <= text.len() {
+        return Err(Error::invalid(format!(
+            "capacity = {capacity}: expected at least {} bytes",
+            text.len() + 1
+        )));
+    }
+    // SAFETY: the caller's contract, and the text fits.
+    unsafe {
+        std::ptr::copy_nonoverlapping(text.as_ptr().cast::<c_char>(), value, text.len());
+        value.add(text.len()).write(0);
+    }
+    Ok(())
+}

@@ -3,7 +3,7 @@
 use super::boundary;
 use super::config::{FOAM_LOG_INFO, FOAM_LOG_WARNING, foam_config, foam_log_fn, to_config};
 use super::float_env;
-use super::param::{FOAM_PARAM_GRAFTING_ONLY, foam_param};
+use super::param::{FOAM_PARAM_GRAFTING_ONLY, foam_param, refuse_rates};
 use super::status::{foam_error, foam_status};
 use super::step::StepScratch;
 use super::tensor::foam_dtype;
@@ -188,15 +188,14 @@ unsafe fn read_param(raw: &foam_param, index: usize) -> Result<ParamSpec> {
         // SAFETY: the caller gives `ndim` sizes.
         let size = unsafe { raw.shape.add(axis).read_unaligned() };
         if size <= 0 {
-            return refuse(Kind::InvalidArgument, format!("shape[{axis}] = {size}: expected at least 1"));
+            let what = format!("shape[{axis}] = {size}: expected at least 1");
+            return refuse(Kind::InvalidArgument, what).map_err(|e| e.on_axis(axis));
         }
         // Eight bytes an element must stay addressable.
         let Some(product) = elements.checked_mul(size as usize).filter(|n| *n <= isize::MAX as usize / 8)
         else {
-            return refuse(
-                Kind::InvalidArgument,
-                format!("shape overflows at axis {axis}; expected an addressable size"),
-            );
+            let what = format!("shape overflows at axis {axis}; expected an addressable size");
+            return refuse(Kind::InvalidArgument, what).map_err(|e| e.on_axis(axis));
         };
         elements = product;
         shape.push(size as usize);
@@ -221,7 +220,11 @@ unsafe fn read_param(raw: &foam_param, index: usize) -> Result<ParamSpec> {
     })
 }
 
-unsafe fn read_params(params: *const foam_param, count: usize) -> Result<Vec<ParamSpec>> {
+/// The parameters that an array of structs describes.
+///
+/// # Safety
+/// `params` is NULL or has `count` structs whose `struct_size` is set and whose pointers are valid.
+pub(super) unsafe fn read_params(params: *const foam_param, count: usize) -> Result<Vec<ParamSpec>> {
     if params.is_null() {
         return Err(Error::invalid(format!("params is NULL; expected {count} foam_param")));
     }
@@ -250,7 +253,7 @@ unsafe fn read_params(params: *const foam_param, count: usize) -> Result<Vec<Par
     Ok(specs)
 }
 
-fn read_allocator(raw: &foam_config) -> Result<Allocator> {
+pub(super) fn read_allocator(raw: &foam_config) -> Result<Allocator> {
     match (raw.allocate, raw.deallocate) {
         (None, None) => Ok(Allocator::System),
         (Some(allocate), Some(deallocate)) => {
@@ -287,7 +290,10 @@ pub unsafe extern "C" fn foam_create(
             let specs = read_params(params, count)?;
             let sink = LogSink { callback: raw.log, user: raw.log_user };
             let log: Log = Box::new(move |level, message| sink.line(level, message));
-            let optimizer = Optimizer::new(to_config(&raw)?, specs, read_allocator(&raw)?, log)?;
+            let (config, allocator) = (to_config(&raw)?, read_allocator(&raw)?);
+            config.validate()?;
+            refuse_rates(&config, config.lr, specs.iter())?;
+            let optimizer = Optimizer::new(config, specs, allocator, log)?;
             let handle = Box::new(foam_optimizer {
                 magic: AtomicU64::new(ALIVE),
                 busy: AtomicBool::new(false),

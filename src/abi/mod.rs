@@ -5,16 +5,20 @@
 
 #![allow(non_camel_case_types)]
 
+mod blocks;
 mod boundary;
 mod checkpoint;
 mod config;
 pub(crate) mod float_env;
 mod handle;
 mod inspect;
+mod live;
 mod param;
 mod probe;
+mod record;
 mod stack;
 mod stack_args;
+mod stack_ports;
 mod stats;
 mod status;
 mod step;
@@ -22,14 +26,18 @@ mod tensor;
 mod version;
 mod xla;
 
+pub use blocks::*;
 pub use checkpoint::*;
 pub use config::*;
 pub use handle::*;
 pub use inspect::*;
+pub use live::*;
 pub use param::*;
 pub use probe::*;
+pub use record::*;
 pub use stack::*;
 pub use stack_args::*;
+pub use stack_ports::*;
 pub use stats::*;
 pub use status::*;
 pub use step::*;

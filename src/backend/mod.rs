@@ -14,12 +14,13 @@ pub mod bound;
 pub mod cpu;
 pub mod cuda;
 
-use crate::config::InjectFault;
+use crate::config::{Config, InjectFault};
 use crate::error::Result;
 use crate::optimizer::Clock;
-use crate::optimizer::plan::SlotId;
+use crate::optimizer::plan::{Plan, SlotId};
 use crate::preconditioner::policy::Sensed;
 use crate::tensor::TensorRef;
+use std::sync::Arc;
 
 /// The tensors of one step, validated, in the order of the plan's parameters.
 pub struct Tensors<'a> {
@@ -222,6 +223,8 @@ pub trait Backend: Send {
     fn write(&mut self, slot: SlotId, bytes: &[u8]) -> Result<()>;
     /// Takes over restored clocks (by parameter) and dampings (by factor).
     fn restore(&mut self, clocks: &[Clock], dampings: &[f64]) -> Result<()>;
+    /// Takes over options that do not shape the state, and the plan with its new base dampings.
+    fn set_config(&mut self, config: &Config, plan: &Arc<Plan>);
     /// What it occupies.
     fn footprint(&self) -> Footprint;
     /// The backend as one that works on the caller's state and answers at once, if it can.

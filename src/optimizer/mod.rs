@@ -382,3 +382,47 @@ impl Optimizer {
         Ok(())
     }
 }
+
+impl Optimizer {
+    /// The plan of an optimizer that is not made: what [`Optimizer::new`] would refuse about the options and the
+    /// parameters is refused.
+    pub fn plan_for(config: &Config, specs: Vec<ParamSpec>) -> Result<Plan> {
+        config.validate()?;
+        check_specs(config, &specs)?;
+        Plan::new(config, specs)
+    }
+
+    /// Takes over options that do not shape the state ([`Config::changed`] gives such a configuration).
+    pub fn set_config(&mut self, config: Config) {
+        let base = |plan: &Plan, factor: &plan::FactorPlan| {
+            config.base_epsilon(plan.blocks[factor.block].dims.len(), factor.axis)
+        };
+        if self.plan.factors.iter().any(|factor| factor.epsilon != base(&self.plan, factor)) {
+            let mut plan = Plan::clone(&self.plan);
+            for (new, old) in plan.factors.iter_mut().zip(&self.plan.factors) {
+                new.epsilon = base(&self.plan, old);
+            }
+            self.plan = Arc::new(plan);
+        }
+        self.backend.set_config(&config, &self.plan);
+        self.config = config;
+    }
+
+    /// Finds what [`Optimizer::step`] would refuse, and changes nothing. A device that works on its own does not
+    /// look at the gradients.
+    pub fn validate_step(&mut self, tensors: &Tensors, options: StepOptions) -> Result<Outcome> {
+        if let Some(error) = &self.deferred {
+            return Err(error.clone());
+        }
+        if self.config.device.kind != Device::CPU_KIND {
+            return Ok(Outcome::Stepped);
+        }
+        self.schedule(tensors, options);
+        self.backend.inspect(tensors, &mut self.orders, false)?;
+        match self.orders.iter().find(|order| !order.squared_norm.is_finite()) {
+            None => Ok(Outcome::Stepped),
+            Some(_) if self.config.nonfinite == Nonfinite::Skip => Ok(Outcome::Skipped),
+            Some(order) => Err(self.not_finite(self.plan.blocks[order.block].param)),
+        }
+    }
+}

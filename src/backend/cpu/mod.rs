@@ -265,6 +265,11 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn set_config(&mut self, config: &Config, plan: &Arc<Plan>) {
+        self.floor.config = config.clone();
+        self.floor.plan = plan.clone();
+    }
+
     fn footprint(&self) -> Footprint {
         Footprint {
             state_host: self.own.as_ref().map_or(0, |own| own.state.bytes()),

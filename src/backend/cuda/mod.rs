@@ -413,6 +413,11 @@ impl Backend for Cuda {
         self.set_times(clocks, dampings)
     }
 
+    fn set_config(&mut self, config: &Config, plan: &Arc<Plan>) {
+        self.config = config.clone();
+        self.plan = plan.clone();
+    }
+
     fn footprint(&self) -> Footprint {
         Footprint {
             state_host: 0,
