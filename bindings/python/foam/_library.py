@@ -28,7 +28,9 @@ VARIABLE = "FOAM_LIBRARY"
 
 _PACKAGE = Path(__file__).resolve().parent
 _FILE = "libfoam.dylib" if sys.platform == "darwin" else "libfoam.so"
-_SONAME = "libfoam.dylib" if sys.platform == "darwin" else f"libfoam.so.{_structs.ABI_MAJOR}"
+#: While the major version is 0 a minor one may break callers, so that both are in the name.
+_ABI = f"0.{_structs.ABI_MINOR}" if _structs.ABI_MAJOR == 0 else str(_structs.ABI_MAJOR)
+_SONAME = "libfoam.dylib" if sys.platform == "darwin" else f"libfoam.so.{_ABI}"
 
 
 class Attempt(NamedTuple):
