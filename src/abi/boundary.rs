@@ -181,6 +181,11 @@ pub(super) unsafe fn write_list<T: AbiStruct>(
         return Err(Error::invalid("count is NULL; expected a place for the number of items"));
     }
     let asks = items.is_null() && capacity == 0;
+    if items.is_null() && !asks {
+        return Err(Error::invalid(format!(
+            "items has room for {capacity} but is NULL; expected room for {total}, or capacity = 0"
+        )));
+    }
     if !asks && (item_size < T::REQUIRED || item_size > ABSURD) {
         return Err(Error::invalid(format!(
             "item_size = {item_size}: expected sizeof({}), {} in this library and at least {}",
@@ -194,10 +199,9 @@ pub(super) unsafe fn write_list<T: AbiStruct>(
     if asks {
         return Ok(());
     }
-    if items.is_null() || capacity < total {
+    if capacity < total {
         return Err(Error::invalid(format!(
-            "items has room for {}: expected room for {total} (capacity = {capacity})",
-            if items.is_null() { 0 } else { capacity }
+            "items has room for {capacity}: expected room for {total} (capacity = {capacity})"
         )));
     }
     // The items first: one that cannot be described leaves the caller's memory alone.

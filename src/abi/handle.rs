@@ -23,6 +23,10 @@ const ALIVE: u64 = u64::from_le_bytes(*b"libfoam!");
 /// What destroy leaves behind.
 const GONE: u64 = u64::from_le_bytes(*b"foamgone");
 
+/// Bytes of stack that are enough for any call, on a thread of the caller's: measured at less than half of that, for
+/// every policy and every path of an eigendecomposition. The library's own threads have stacks of 2 MiB.
+pub const FOAM_THREAD_STACK_SIZE: usize = 262_144;
+
 /// An optimizer. Created by `foam_create`, used by one call at a time, destroyed by `foam_destroy`.
 pub struct foam_optimizer {
     magic: AtomicU64,

@@ -5,6 +5,7 @@
 
 #![allow(non_camel_case_types)]
 
+mod api;
 mod blocks;
 mod boundary;
 mod checkpoint;
@@ -26,6 +27,7 @@ mod tensor;
 mod version;
 mod xla;
 
+pub use api::*;
 pub use blocks::*;
 pub use checkpoint::*;
 pub use config::*;
