@@ -98,8 +98,12 @@ fn every_program_is_tested() {
 /// The header compiles in every standard and mode, and each part of it alone, under every compiler that there is.
 #[test]
 fn every_header_compiles_without_warnings() {
-    let modes: [&[&str]; 4] =
-        [&["-std=c++17"], &["-std=c++20"], &["-std=c++17", "-fno-exceptions"], &["-std=c++17", "-DFOAM_PLUGIN"]];
+    let modes: [&[&str]; 4] = [
+        &["-std=c++17"],
+        &["-std=c++20"],
+        &["-std=c++17", "-fno-exceptions"],
+        &["-std=c++17", "-DFOAM_PLUGIN"],
+    ];
     let mut cases: Vec<(String, &[&str])> =
         modes.iter().map(|mode| ("foam.hpp".to_string(), *mode)).collect();
     for entry in std::fs::read_dir(root().join("include/foam")).expect("include/foam is readable") {

@@ -6,6 +6,7 @@ use super::tensor::foam_dtype;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::optimizer::plan::ParamSpec;
+use crate::optimizer::stack::Stack;
 use crate::tensor::{DType, Precision};
 use libc::c_char;
 
@@ -121,8 +122,30 @@ pub(super) fn refuse_rates<'a>(
     Ok(())
 }
 
+/// The same for a stack, whose update is `scale` times the direction; none means minus the configuration's lr.
+pub(super) fn refuse_stack_rates(config: &Config, stack: &Stack, scale: Option<f64>) -> Result<()> {
+    let most = largest(stack.dtype);
+    let decay = config.weight_decay * stack.weight_decay_scale;
+    let (called, rate) = scale.map_or(("lr", config.lr), |scale| ("scale", scale.abs()));
+    let refuse = |what: &str, value: f64| {
+        Err(Error::invalid(format!(
+            "{what} = {value:e}: expected at most {most:e}, as the stack's numbers are"
+        )))
+    };
+    if rate > most {
+        return refuse(called, rate);
+    }
+    if decay > most {
+        return refuse("weight_decay times weight_decay_scale", decay);
+    }
+    if rate * decay > most {
+        return refuse(&format!("{called} times weight_decay (with its scale)"), rate * decay);
+    }
+    Ok(())
+}
+
 /// The largest number of the precision in which parameters of type `dtype` are worked on.
-pub(super) fn largest(dtype: DType) -> f64 {
+fn largest(dtype: DType) -> f64 {
     match dtype.work() {
         Precision::F32 => f64::from(f32::MAX),
         Precision::F64 => f64::MAX,

@@ -6,7 +6,6 @@ pub(super) mod views;
 use super::boundary::{self, AbiStruct, List, field_ends};
 use super::config::{foam_config, to_config};
 use super::handle::{dtype_text, element_type};
-use super::param::largest;
 use super::status::{foam_error, foam_status};
 use super::tensor::{FOAM_DTYPE_BFLOAT, FOAM_DTYPE_FLOAT, FOAM_DTYPE_UINT, foam_dtype, foam_tensor};
 use crate::config::Config;
@@ -306,13 +305,6 @@ pub(super) unsafe fn read_stack(
             format!("stack.dtype: {}: expected f32, f64, f16 or bf16", dtype_text(raw.dtype)),
         ));
     };
-    let decay = config.weight_decay * raw.weight_decay_scale;
-    if decay > largest(dtype) {
-        return Err(Error::invalid(format!(
-            "weight_decay times stack.weight_decay_scale = {decay:e}: expected at most {:e}, as the stack's numbers are",
-            largest(dtype)
-        )));
-    }
     let stack = Stack {
         dims,
         count,

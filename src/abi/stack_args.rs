@@ -3,7 +3,7 @@
 use super::boundary::{self, AbiStruct, field_ends};
 use super::config::foam_config;
 use super::handle::LogSink;
-use super::param::largest;
+use super::param::refuse_stack_rates;
 use super::stack::views::Desk;
 use super::stack::{foam_stack, read_stack};
 use super::status::{foam_error, foam_status};
@@ -202,12 +202,14 @@ unsafe fn perform(
     if args.flags != 0 {
         return Err(Error::invalid(format!("args.flags = {:#x}: expected 0", args.flags)));
     }
-    let scale = if args.scale.is_nan() { config.lr } else { args.scale.abs() };
-    if scale.is_infinite() || verb == Verb::Apply && scale > largest(stack.dtype) {
+    if args.scale.is_infinite() {
         return Err(Error::invalid(format!(
-            "args.scale = {} (lr = {}): expected a finite number that the stack's numbers reach, or NaN for minus the configuration's lr",
-            args.scale, config.lr
+            "args.scale = {}: expected a finite number, or NaN for minus the configuration's lr",
+            args.scale
         )));
+    }
+    if verb == Verb::Apply {
+        refuse_stack_rates(&config, &stack, (!args.scale.is_nan()).then_some(args.scale))?;
     }
     if !args.grad_scale.is_finite() || args.grad_scale == 0.0 {
         return Err(Error::invalid(format!(

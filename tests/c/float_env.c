@@ -49,24 +49,37 @@ static void flushing(void) { _mm_setcsr(_mm_getcsr() | 0x8040); }
 static int is_flushing(void) { return (_mm_getcsr() & 0x8040) == 0x8040; }
 #endif
 
+/* Whether the mode can be had at all: valgrind computes with neither traps nor flushing. */
+static int possible(void (*odd)(void), int (*kept)(void)) {
+    fenv_t plain;
+    fegetenv(&plain);
+    odd();
+    const int has = kept();
+    fesetenv(&plain);
+    if (!has) printf("a mode is not possible here, and was not tried\n");
+    return has;
+}
+
+static void unchanged_by(const model *plain, int64_t threads, void (*odd)(void), int (*kept)(void)) {
+    static model other;
+    if (!possible(odd, kept)) return;
+    train(&other, threads, odd, kept);
+    CHECK(memcmp(plain->param_data, other.param_data, sizeof other.param_data) == 0);
+    model_close(&other);
+}
+
 int main(void) {
-    static model plain, odd;
+    static model plain;
     fenv_t before;
     fegetenv(&before);
     train(&plain, 1, nothing, always);
     for (int64_t threads = 1; threads <= 3; threads += 2) {
-        train(&odd, threads, upward, is_upward);
-        CHECK(memcmp(plain.param_data, odd.param_data, sizeof odd.param_data) == 0);
-        model_close(&odd);
+        unchanged_by(&plain, threads, upward, is_upward);
 #ifdef __GLIBC__
-        train(&odd, threads, trapping, is_trapping);
-        CHECK(memcmp(plain.param_data, odd.param_data, sizeof odd.param_data) == 0);
-        model_close(&odd);
+        unchanged_by(&plain, threads, trapping, is_trapping);
 #endif
 #ifdef __x86_64__
-        train(&odd, threads, flushing, is_flushing);
-        CHECK(memcmp(plain.param_data, odd.param_data, sizeof odd.param_data) == 0);
-        model_close(&odd);
+        unchanged_by(&plain, threads, flushing, is_flushing);
 #endif
     }
     model_close(&plain);

@@ -169,6 +169,13 @@ static void axes(void) {
     CHECK(foam_create(&m.config, m.described, MODEL_PARAMS, &made, &m.error) == FOAM_INVALID_ARGUMENT);
     CHECK(m.error.param_index == TALL && m.error.axis == 1 && made == NULL);
     m.shapes[TALL][1] = 3;
+    foam_stack stack;
+    int64_t sizes[3] = {4, 3, 0};
+    OK(&m.error, foam_stack_init(&stack, sizeof stack, &m.error));
+    stack.shape = sizes;
+    stack.ndim = 3;
+    CHECK(foam_stack_layout(&m.config, &stack, NULL, 0, 0, &count, &m.error) == FOAM_INVALID_ARGUMENT);
+    CHECK(m.error.axis == 2);
     model_close(&m);
 }
 

@@ -1,6 +1,6 @@
 """Finds ``libfoam``, loads it once, and declares its functions.
 
-The functions are taken from the library's table (``foam_get_api``), the one symbol that is looked up.
+The functions are taken from the library's table (``foam_get_api``).
 
 Looked for in this order; the first that loads is used:
 
