@@ -28,10 +28,19 @@
  * struct_size. Every struct that may grow starts with it: set it to sizeof, or let the _init function do
  * so. A struct that is shorter than the library's (an older caller) is completed with defaults. A longer
  * one (a newer caller) is accepted if the fields that the library does not know are zero, and refused
- * with FOAM_UNSUPPORTED otherwise.
+ * with FOAM_UNSUPPORTED otherwise. A field counts if it lies within struct_size as a whole.
  *
  * Buffers. Nothing is copied: foam_step updates the parameters in place and only reads the gradients.
  * Within one step no parameter may overlap another parameter or a gradient.
+ *
+ * Floating point. Every call computes in the standard environment (round to nearest, subnormal numbers kept,
+ * no traps), on all threads, and gives the caller's back: rounding modes, flags and traps of the caller change
+ * no result and stop no step. Callbacks run in the standard environment.
+ *
+ * Stack. A thread that calls needs no more than FOAM_THREAD_STACK_SIZE bytes of stack.
+ *
+ * Plugins. A host that must run without the library links nothing: dlopen, dlsym("foam_get_api"), and every
+ * function is in the table foam_api. examples/plugin is such a host.
  *
  * Streams. foam_step_args.stream is reserved for CUDA handles; the CPU ignores it.
  */
@@ -421,14 +430,27 @@ typedef struct foam_param {
     double root;
 } foam_param;
 
+/**
+ * Bytes of stack that are enough for any call, on a thread of the caller's: measured at less than half of that, for
+ * every policy and every path of an eigendecomposition. The library's own threads have stacks of 2 MiB.
+ */
+#define FOAM_THREAD_STACK_SIZE 262144
+
 /** An optimizer. Created by `foam_create`, used by one call at a time, destroyed by `foam_destroy`. */
 typedef struct foam_optimizer foam_optimizer;
+
+/**
+ * The step is only checked, not taken: everything that it would refuse is refused (arguments, tensors, overlaps,
+ * and on the CPU gradients that are not finite), and neither parameters nor state change. `skipped` receives what
+ * the step would say. On a CUDA device the gradients themselves are not looked at.
+ */
+#define FOAM_STEP_VALIDATE 1
 
 /** Arguments of one step. Fill it with `foam_step_args_init`, then set `count`, `params` and `grads`. */
 typedef struct foam_step_args {
     /** Bytes of this struct, set by the caller. */
     uint32_t struct_size;
-    /** Must be 0. */
+    /** 0, or `FOAM_STEP_VALIDATE`. */
     uint32_t flags;
     /** Number of tensors in `params` and in `grads`: as many as at creation, in the same order. */
     size_t count;
@@ -625,6 +647,53 @@ typedef struct foam_factor_info {
 /** The inverse root in use; dim x dim. */
 #define FOAM_FACTOR_INVERSE_ROOT 3
 
+/** Sizes in `foam_block_info.shape` and `strides`. */
+#define FOAM_BLOCK_MAX_NDIM 8
+
+/**
+ * A block: a rectangular piece of a parameter that has a preconditioner of its own. Its element at (i, j, ...)
+ * is element `offset` + i * `strides[0]` + j * `strides[1]` + ... of the parameter.
+ */
+typedef struct foam_block_info {
+    /** Bytes of this struct as the library wrote it. */
+    uint32_t struct_size;
+    /** Number of dimensions; 1 for a scalar or a vector. */
+    int32_t ndim;
+    /** Parameter of the block. */
+    int64_t param_index;
+    /** Number of the block within its parameter, in row-major order, as in `foam_factor_info`. */
+    int64_t block;
+    /**
+     * Number of its stack: blocks have the same number if a `foam_stack` could hold them together, that is if
+     * shape, dtype, root, weight decay and preconditioning are equal. Numbered from 0 in the order of the list.
+     */
+    int64_t stack;
+    /** First element within the parameter. */
+    int64_t offset;
+    /** Number of elements. */
+    int64_t elements;
+    /** Number of factors: one per axis, or 0 without a preconditioner. */
+    int64_t factors;
+    /**
+     * Multiplications of the matrix products of a step: 2 * elements * (sum of the sides), or `elements` without
+     * a preconditioner.
+     */
+    uint64_t step_cost;
+    /**
+     * Multiplications that a check adds when it keeps the basis: 3 * dim^3 per axis (the statistic in the stale
+     * basis, and a new inverse root).
+     */
+    uint64_t check_cost;
+    /** Multiplications that a refresh adds, about 10 * dim^3 per axis (the eigendecomposition and the inverse root). */
+    uint64_t refresh_cost;
+    /** Bytes of the block's state, without alignment. */
+    uint64_t state_bytes;
+    /** Its sizes; those behind `ndim` are 0. */
+    int64_t shape[FOAM_BLOCK_MAX_NDIM];
+    /** Elements of the parameter between neighbours along each axis; those behind `ndim` are 0. */
+    int64_t strides[FOAM_BLOCK_MAX_NDIM];
+} foam_block_info;
+
 /** No preconditioner: the blocks take the grafted method's step (needs a grafting). */
 #define FOAM_STACK_GRAFTING_ONLY 1
 
@@ -790,10 +859,79 @@ typedef struct foam_stack_args {
     double grad_scale;
 } foam_stack_args;
 
+/** `foam_stack_accumulate`. */
+#define FOAM_VERB_ACCUMULATE 0
+
+/** `foam_stack_check`. */
+#define FOAM_VERB_CHECK 1
+
+/** `foam_stack_apply`. */
+#define FOAM_VERB_APPLY 2
+
+/** The verb reads it: an operand. */
+#define FOAM_PORT_READ 1
+
+/** The verb writes it: a result. */
+#define FOAM_PORT_WRITTEN 2
+
+/** Dtypes in `foam_stack_port.dtypes`. */
+#define FOAM_PORT_DTYPES 4
+
+/** One operand or result of a verb of a stack. */
+typedef struct foam_stack_port {
+    /** Bytes of this struct as the library wrote it. */
+    uint32_t struct_size;
+    /** `FOAM_PORT_READ` for an operand, `FOAM_PORT_WRITTEN` for a result. */
+    uint32_t flags;
+    /**
+     * Place of a state buffer in `foam_stack_layout`; -1 for what is not state. A buffer that is both read and
+     * written is listed twice, and may be the same memory.
+     */
+    int32_t state;
+    /** Number of dimensions. */
+    int32_t ndim;
+    /** Dtypes that it may have; at least 1. */
+    int32_t dtype_count;
+    /** 0. */
+    uint32_t reserved;
+    /** The dtypes, the stack's own first; those behind `dtype_count` are zero. */
+    foam_dtype dtypes[FOAM_PORT_DTYPES];
+    /**
+     * Its sizes, the number of blocks first; those behind `ndim` are 0. The workspace has one dimension of
+     * size 0 here: `foam_stack_workspace` says how many bytes it needs.
+     */
+    int64_t shape[FOAM_STACK_BUFFER_NDIM];
+    /** Its name, for example "grads" or "statistic_0", NUL-terminated. */
+    char name[FOAM_STACK_NAME_SIZE];
+} foam_stack_port;
+
+/** A double. */
+#define FOAM_RECORD_REAL 0
+
+/** A signed 64-bit whole number. */
+#define FOAM_RECORD_WHOLE 1
+
+/** A field of a factor's record, which a stack keeps as 32-bit words. */
+typedef struct foam_record_field {
+    /** Bytes of this struct as the library wrote it. */
+    uint32_t struct_size;
+    /** `FOAM_RECORD_REAL` or `FOAM_RECORD_WHOLE`. */
+    int32_t kind;
+    /** Its first word within the record of a factor. */
+    int32_t word;
+    /** Its number of words. */
+    int32_t words;
+    /** Its name, as in `foam_factor_info`, and "has_basis"; NUL-terminated. */
+    char name[FOAM_STACK_NAME_SIZE];
+} foam_record_field;
+
+/** Version of `foam_api` that this header describes; it is raised when functions are appended. */
+#define FOAM_API_VERSION 1
+
 /** Version of the ABI that the loaded library implements: MAJOR << 16 | MINOR. */
 uint32_t foam_abi_version(void);
 
-/** One line about the build: version, ABI, target and backends. Valid as long as the library is. */
+/** One line about the build: version, ABI, version of `foam_api`, target and backends. Valid as long as the library is. */
 const char *foam_build_info(void);
 
 /** The name of a status, for example "FOAM_BUSY"; "FOAM_UNKNOWN" for any other number. */
@@ -837,6 +975,27 @@ foam_status foam_config_get(const foam_config *config,
                             char *value,
                             size_t capacity,
                             foam_error *error);
+
+/**
+ * Says whether `foam_create` would accept the configuration: every value, every relation between values, the
+ * callbacks, and whether its device can be used (a CUDA device is looked for, as `foam_cuda_probe` does). Nothing
+ * is created. What depends on the parameters is checked by `foam_create` and `foam_plan_blocks`.
+ *
+ * Contract: `config` is a struct whose `struct_size` is set; `error` is NULL or a record.
+ */
+foam_status foam_config_validate(const foam_config *config,
+                                 foam_error *error);
+
+/**
+ * Says whether the factors of a parameter are checked at its step `step` (counted from 1, for each parameter
+ * by itself: a step in which it has no gradient does not count). `*due` receives 1 or 0.
+ *
+ * Contract: `config` is a struct whose `struct_size` is set; `due` is writable; `error` is NULL or a record.
+ */
+foam_status foam_config_check_due(const foam_config *config,
+                                  int64_t step,
+                                  int32_t *due,
+                                  foam_error *error);
 
 /**
  * Fills `param` with the defaults: a nameless f32 scalar with both scales 1.
@@ -905,6 +1064,38 @@ foam_status foam_step(foam_optimizer *optimizer,
                       foam_error *error);
 
 /**
+ * Changes one option of a live optimizer; the next step uses it, and no state moves. Keys and values are those of
+ * `foam_config_set`. Live are lr, weight_decay, decoupled_weight_decay, the dampings (epsilon, epsilon_left,
+ * epsilon_right, epsilon_max), tau, residual_threshold, check_period, grafting_epsilon, nonfinite,
+ * negative_eigenvalues, noise_floor, nesterov, ema_momentum, nadam, inject_fault and inject_fault_step, and as long
+ * as they switch nothing on or off also beta1, beta2, grafting_beta2 and momentum. The others shape the state and
+ * are refused by name with the reason.
+ *
+ * The configuration is validated as a whole; a refused value changes nothing. A new damping is used from the next
+ * check on. A new check_period leaves the first check where it was. Bias corrections take a new beta as if it had
+ * been in use from the first step.
+ *
+ * Contract: `optimizer` came from `foam_create`; `key` and `value` are C strings; `error` is NULL or a record.
+ */
+foam_status foam_set_option(foam_optimizer *optimizer,
+                            const char *key,
+                            const char *value,
+                            foam_error *error);
+
+/**
+ * Writes the text form of an optimizer's option `key`, NUL-terminated, into `value` of `capacity` bytes: the value
+ * in use. Give `key` = NULL to get the keys that `foam_set_option` changes, separated by spaces.
+ *
+ * Contract: `optimizer` came from `foam_create`; `key` is NULL or a C string; `value` points to `capacity` writable bytes;
+ * `error` is NULL or a record.
+ */
+foam_status foam_get_option(foam_optimizer *optimizer,
+                            const char *key,
+                            char *value,
+                            size_t capacity,
+                            foam_error *error);
+
+/**
  * Reads the figures of the whole optimizer. Set `info->struct_size` first. Works after a panic too.
  *
  * Contract: `optimizer` came from `foam_create`; `info` points to as many writable bytes as its `struct_size`
@@ -959,6 +1150,38 @@ foam_status foam_exact_gap(foam_optimizer *optimizer,
                            int64_t axis,
                            double *gap,
                            foam_error *error);
+
+/**
+ * Lists the blocks that `foam_create` would cut `param_count` parameters into, ordered by parameter and block,
+ * without creating anything: no state is allocated, and no device is asked. What `foam_create` would refuse about
+ * the configuration's values or the parameters is refused here. `items`, `item_size` = `sizeof(foam_block_info)`,
+ * `capacity` and `count` are as in `foam_stack_layout`. A block of more than `FOAM_BLOCK_MAX_NDIM` dimensions
+ * gives FOAM_UNSUPPORTED.
+ *
+ * Contract: `config` and the `params` are structs whose `struct_size` is set and whose pointers are valid; `items` has
+ * `capacity` * `item_size` writable bytes; `count` is writable; `error` is NULL or a record.
+ */
+foam_status foam_plan_blocks(const foam_config *config,
+                             const foam_param *params,
+                             size_t param_count,
+                             foam_block_info *items,
+                             size_t item_size,
+                             size_t capacity,
+                             size_t *count,
+                             foam_error *error);
+
+/**
+ * Lists the blocks of an optimizer, as `foam_plan_blocks` does. Works after a panic too.
+ *
+ * Contract: `optimizer` came from `foam_create`; `items` has `capacity` * `item_size` writable bytes; `count` is writable;
+ * `error` is NULL or a record.
+ */
+foam_status foam_blocks(foam_optimizer *optimizer,
+                        foam_block_info *items,
+                        size_t item_size,
+                        size_t capacity,
+                        size_t *count,
+                        foam_error *error);
 
 /**
  * Writes the whole state to a safetensors file, keyed by parameter name. The file appears whole or
@@ -1111,6 +1334,38 @@ foam_status foam_stack_apply(const foam_config *config,
                              foam_error *error);
 
 /**
+ * Lists what a verb (`FOAM_VERB_*`) of a stack takes and gives: its operands in order, then its results in order,
+ * as the XLA handlers have them. `with_params` is 1 with the parameters among the operands, 0 without, and -1 for
+ * what the weight decay needs; 0 is refused where a weight decay needs them. `items`, `item_size` =
+ * `sizeof(foam_stack_port)`, `capacity` and `count` are as in `foam_stack_layout`.
+ *
+ * Contract: `config` and `stack` are structs whose `struct_size` is set; `items` has `capacity` * `item_size` writable
+ * bytes; `count` is writable; `error` is NULL or a record.
+ */
+foam_status foam_stack_ports(const foam_config *config,
+                             const foam_stack *stack,
+                             int32_t verb,
+                             int32_t with_params,
+                             foam_stack_port *items,
+                             size_t item_size,
+                             size_t capacity,
+                             size_t *count,
+                             foam_error *error);
+
+/**
+ * Lists the fields of a factor's record in the buffer `FOAM_STACK_RECORD`, in the order of their words. A later
+ * version may have more fields: look them up by name. `items`, `item_size` = `sizeof(foam_record_field)`,
+ * `capacity` and `count` are as in `foam_stack_layout`.
+ *
+ * Contract: `items` has `capacity` * `item_size` writable bytes; `count` is writable; `error` is NULL or a record.
+ */
+foam_status foam_record_fields(foam_record_field *items,
+                               size_t item_size,
+                               size_t capacity,
+                               size_t *count,
+                               foam_error *error);
+
+/**
  * `foam_stack_accumulate` as an XLA FFI handler of API version 0.1, for the platform cpu. Register it by its
  * address, for example with `jax.ffi.register_ffi_target`; both pointers are XLA's, `XLA_FFI_CallFrame *`
  * and `XLA_FFI_Error *`.
@@ -1178,6 +1433,112 @@ foam_status foam_cuda_probe(int32_t *usable,
                             size_t capacity,
                             size_t *needed,
                             foam_error *error);
+
+/**
+ * All functions of the library, each under its name without `foam_`. Later versions only append.
+ */
+typedef struct foam_api {
+    /** Bytes of the table. */
+    uint32_t struct_size;
+    /** `FOAM_API_VERSION` of the library. */
+    uint32_t version;
+    /** `foam_abi_version` */
+    uint32_t (*abi_version)(void);
+    /** `foam_build_info` */
+    const char *(*build_info)(void);
+    /** `foam_status_name` */
+    const char *(*status_name)(foam_status status);
+    /** `foam_config_init` */
+    foam_status (*config_init)(foam_config *config, uint32_t struct_size, const char *preset, foam_error *error);
+    /** `foam_config_set` */
+    foam_status (*config_set)(foam_config *config, const char *key, const char *value, foam_error *error);
+    /** `foam_config_get` */
+    foam_status (*config_get)(const foam_config *config, const char *key, char *value, size_t capacity, foam_error *error);
+    /** `foam_config_validate` */
+    foam_status (*config_validate)(const foam_config *config, foam_error *error);
+    /** `foam_config_check_due` */
+    foam_status (*config_check_due)(const foam_config *config, int64_t step, int32_t *due, foam_error *error);
+    /** `foam_param_init` */
+    foam_status (*param_init)(foam_param *param, uint32_t struct_size, foam_error *error);
+    /** `foam_create` */
+    foam_status (*create)(const foam_config *config, const foam_param *params, size_t count, foam_optimizer **out, foam_error *error);
+    /** `foam_destroy` */
+    void (*destroy)(foam_optimizer *optimizer);
+    /** `foam_synchronize` */
+    foam_status (*synchronize)(foam_optimizer *optimizer, foam_error *error);
+    /** `foam_step_args_init` */
+    foam_status (*step_args_init)(foam_step_args *args, uint32_t struct_size, foam_error *error);
+    /** `foam_step` */
+    foam_status (*step)(foam_optimizer *optimizer, const foam_step_args *args, foam_error *error);
+    /** `foam_set_option` */
+    foam_status (*set_option)(foam_optimizer *optimizer, const char *key, const char *value, foam_error *error);
+    /** `foam_get_option` */
+    foam_status (*get_option)(foam_optimizer *optimizer, const char *key, char *value, size_t capacity, foam_error *error);
+    /** `foam_stats` */
+    foam_status (*stats)(foam_optimizer *optimizer, foam_stats_info *info, foam_error *error);
+    /** `foam_factor_stats` */
+    foam_status (*factor_stats)(foam_optimizer *optimizer, foam_factor_info *items, size_t item_size, size_t capacity, size_t *count, foam_error *error);
+    /** `foam_factor_read` */
+    foam_status (*factor_read)(foam_optimizer *optimizer, int64_t param_index, int64_t block, int64_t axis, int32_t what, double *values, size_t capacity, size_t *count, foam_error *error);
+    /** `foam_exact_gap` */
+    foam_status (*exact_gap)(foam_optimizer *optimizer, int64_t param_index, int64_t block, int64_t axis, double *gap, foam_error *error);
+    /** `foam_plan_blocks` */
+    foam_status (*plan_blocks)(const foam_config *config, const foam_param *params, size_t param_count, foam_block_info *items, size_t item_size, size_t capacity, size_t *count, foam_error *error);
+    /** `foam_blocks` */
+    foam_status (*blocks)(foam_optimizer *optimizer, foam_block_info *items, size_t item_size, size_t capacity, size_t *count, foam_error *error);
+    /** `foam_save_file` */
+    foam_status (*save_file)(foam_optimizer *optimizer, const char *path, foam_error *error);
+    /** `foam_load_file` */
+    foam_status (*load_file)(foam_optimizer *optimizer, const char *path, foam_error *error);
+    /** `foam_save_memory` */
+    foam_status (*save_memory)(foam_optimizer *optimizer, void *data, size_t capacity, size_t *size, foam_error *error);
+    /** `foam_load_memory` */
+    foam_status (*load_memory)(foam_optimizer *optimizer, const void *data, size_t size, foam_error *error);
+    /** `foam_stack_init` */
+    foam_status (*stack_init)(foam_stack *stack, uint32_t struct_size, foam_error *error);
+    /** `foam_stack_layout` */
+    foam_status (*stack_layout)(const foam_config *config, const foam_stack *stack, foam_stack_buffer *items, size_t item_size, size_t capacity, size_t *count, foam_error *error);
+    /** `foam_stack_ports` */
+    foam_status (*stack_ports)(const foam_config *config, const foam_stack *stack, int32_t verb, int32_t with_params, foam_stack_port *items, size_t item_size, size_t capacity, size_t *count, foam_error *error);
+    /** `foam_record_fields` */
+    foam_status (*record_fields)(foam_record_field *items, size_t item_size, size_t capacity, size_t *count, foam_error *error);
+    /** `foam_stack_workspace` */
+    foam_status (*stack_workspace)(const foam_config *config, const foam_stack *stack, size_t *bytes, foam_error *error);
+    /** `foam_stack_reset` */
+    foam_status (*stack_reset)(const foam_config *config, const foam_stack *stack, const foam_tensor *state, size_t count, foam_error *error);
+    /** `foam_stack_trim` */
+    void (*stack_trim)(void);
+    /** `foam_stack_args_init` */
+    foam_status (*stack_args_init)(foam_stack_args *args, uint32_t struct_size, foam_error *error);
+    /** `foam_stack_accumulate` */
+    foam_status (*stack_accumulate)(const foam_config *config, const foam_stack *stack, const foam_stack_args *args, foam_error *error);
+    /** `foam_stack_check` */
+    foam_status (*stack_check)(const foam_config *config, const foam_stack *stack, const foam_stack_args *args, foam_error *error);
+    /** `foam_stack_apply` */
+    foam_status (*stack_apply)(const foam_config *config, const foam_stack *stack, const foam_stack_args *args, foam_error *error);
+    /** `foam_xla_accumulate` */
+    void *(*xla_accumulate)(void *call_frame);
+    /** `foam_xla_check` */
+    void *(*xla_check)(void *call_frame);
+    /** `foam_xla_apply` */
+    void *(*xla_apply)(void *call_frame);
+    /** `foam_xla_accumulate_cuda` */
+    void *(*xla_accumulate_cuda)(void *call_frame);
+    /** `foam_xla_check_cuda` */
+    void *(*xla_check_cuda)(void *call_frame);
+    /** `foam_xla_apply_cuda` */
+    void *(*xla_apply_cuda)(void *call_frame);
+    /** `foam_cuda_probe` */
+    foam_status (*cuda_probe)(int32_t *usable, char *text, size_t capacity, size_t *needed, foam_error *error);
+} foam_api;
+
+/**
+ * Gives the table of all functions: the one symbol that a host has to look up. `version` is the
+ * `FOAM_API_VERSION` that the host was compiled with. The result is NULL if the library is older than that (or
+ * `version` is 0); ask for 1 then, which every library serves, and let its `build_info` say what it is. The table
+ * lives as long as the library. Functions are only ever appended to it: `struct_size` says which are there.
+ */
+const foam_api *foam_get_api(uint32_t version);
 
 #ifdef __cplusplus
 }  // extern "C"

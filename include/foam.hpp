@@ -12,6 +12,9 @@
  * first include) it is a class that holds the value or the `foam::Error`; constructors that may fail are then
  * absent, use `Config::preset` and `Optimizer::create`. Both kinds may be linked into one program: they live in
  * inline namespaces of their own.
+ *
+ * Plugin. With FOAM_PLUGIN defined before the first include nothing is linked: foam::load finds the library at run
+ * time, see foam/plugin.hpp.
  */
 
 #ifndef FOAM_HPP

@@ -163,6 +163,21 @@ impl Config {
         Ok(options::find(key)?.read(self))
     }
 
+    /// This configuration with one option changed, as a live optimizer may take it over: the option is one that
+    /// does not shape the state, and the whole is valid.
+    pub fn changed(&self, key: &str, value: &str) -> Result<Config> {
+        let option = options::find(key)?;
+        let mut config = self.clone();
+        option.write(&mut config, value)?;
+        option.check_change(self, &config)?;
+        // Where the first check follows from the period it stays: it may be past, and its bases in use.
+        if key == "check_period" && self.start_step == 0 {
+            config.start_step = self.check_period;
+        }
+        config.validate()?;
+        Ok(config)
+    }
+
     /// First check on the `reference` cadence.
     pub fn first_check(&self) -> u64 {
         let start = if self.start_step > 0 { self.start_step } else { self.check_period };
@@ -248,6 +263,39 @@ mod tests {
         }
         let message = Config::default().set("taus", "1").unwrap_err().message;
         assert!(message.contains("'taus'") && message.contains("residual_threshold"), "{message}");
+    }
+
+    #[test]
+    fn a_live_change_keeps_what_shapes_the_state() {
+        let config = Config::default();
+        assert_eq!(config.changed("lr", "0.5").unwrap().lr, 0.5);
+        for (key, value) in [("lr", "1e-3"), ("tau", "0.5"), ("nonfinite", "skip"), ("beta1", "0.5")] {
+            assert!(config.changed(key, value).is_ok(), "{key}");
+        }
+        let fixed = [
+            ("policy", "stale"),
+            ("max_factor_dim", "8"),
+            ("device", "cuda:0"),
+            ("statistic_dtype", "f64"),
+            ("beta1", "0"),
+            ("beta2", "1"),
+            ("momentum", "0.9"),
+            ("start_step", "3"),
+            ("root", "4"),
+        ];
+        for (key, value) in fixed {
+            let error = config.changed(key, value).unwrap_err();
+            assert!(error.kind == crate::error::Kind::Unsupported && error.message.contains(key), "{error}");
+        }
+        // What is there already may be said again.
+        assert_eq!(config.changed("policy", "foam").unwrap(), config);
+        assert!(config.changed("epsilon_max", "1e-12").unwrap_err().message.contains("epsilon_max"));
+    }
+
+    #[test]
+    fn a_live_check_period_leaves_the_first_check_where_it_was() {
+        let config = Config::default().changed("check_period", "7").unwrap();
+        assert_eq!((config.check_period, config.first_check()), (7, 20));
     }
 
     #[test]

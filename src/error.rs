@@ -79,13 +79,6 @@ impl Error {
         Error::new(Kind::OutOfMemory, format!("out of memory: {what} needs {bytes} bytes"))
     }
 
-    /// An [`Kind::Io`] error: what was being done, and what the system said.
-    pub(crate) fn io(doing: &str, cause: &std::io::Error) -> Self {
-        let mut error = Error::new(Kind::Io, format!("{doing}: {cause}"));
-        error.native_code = cause.raw_os_error().unwrap_or(0);
-        error
-    }
-
     /// The same error, at a parameter.
     pub(crate) fn at(mut self, param: usize) -> Self {
         self.place.param = Some(param);

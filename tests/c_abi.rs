@@ -63,6 +63,11 @@ programs! {
     a_bad_checkpoint_changes_nothing: "bad_checkpoint";
     a_panic_poisons_its_handle_and_nothing_else: "panic";
     the_callers_allocator_gets_everything_back: "memory";
+    what_a_call_would_refuse_is_found_without_a_trace: "validate";
+    live_options_act_at_the_next_step_and_others_are_refused: "options";
+    blocks_ports_and_record_fields_are_listed_as_they_are: "lists";
+    the_callers_floating_point_environment_changes_nothing: "float_env";
+    a_thread_needs_no_more_stack_than_the_header_says: "small_stack";
     an_overlapping_call_is_busy_and_changes_nothing: "busy";
     the_library_survives_dlclose_and_thread_exit: "unload";
     a_stack_trains_in_the_callers_buffers: "stack";

@@ -61,6 +61,8 @@ programs! {
     every_typed_option_reads_back_as_its_text: "tests/cpp/options.cc";
     a_failure_throws_the_whole_error_and_changes_nothing: "tests/cpp/errors.cc";
     foam_hpp_gives_the_bits_of_foam_h: "tests/cpp/bitwise.cc";
+    options_change_steps_are_validated_and_blocks_listed: "tests/cpp/live.cc";
+    the_same_holds_through_the_table_of_a_loaded_library: "tests/cpp/live.cc" "-DFOAM_PLUGIN";
     without_exceptions_errors_are_returned: "tests/cpp/no_exceptions.cc" "-fno-exceptions";
 }
 
@@ -103,7 +105,12 @@ fn every_program_is_tested() {
 /// The header compiles in every standard and mode, and each part of it alone, under every compiler that there is.
 #[test]
 fn every_header_compiles_without_warnings() {
-    let modes: [&[&str]; 3] = [&["-std=c++17"], &["-std=c++20"], &["-std=c++17", "-fno-exceptions"]];
+    let modes: [&[&str]; 4] = [
+        &["-std=c++17"],
+        &["-std=c++20"],
+        &["-std=c++17", "-fno-exceptions"],
+        &["-std=c++17", "-DFOAM_PLUGIN"],
+    ];
     let mut cases: Vec<(String, &[&str])> =
         modes.iter().map(|mode| ("foam.hpp".to_string(), *mode)).collect();
     for entry in std::fs::read_dir(root().join("include/foam")).expect("include/foam is readable") {

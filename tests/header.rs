@@ -113,17 +113,21 @@ fn the_version_macros_are_those_of_the_library_and_of_the_crate() {
     assert_eq!(package, format!("{major}.{minor}"), "Cargo.toml's version, and the ABI's");
     // SAFETY: the library returns a static C string.
     let info = unsafe { std::ffi::CStr::from_ptr(foam::abi::foam_build_info()) }.to_string_lossy();
-    for part in [env!("CARGO_PKG_VERSION"), &format!("ABI {package}")] {
+    let api = format!("API {}", foam::abi::FOAM_API_VERSION);
+    for part in [env!("CARGO_PKG_VERSION"), &format!("ABI {package}"), &api] {
         assert!(info.contains(part), "{info:?} does not say {part}");
     }
 }
 
 #[test]
-fn the_soname_carries_the_major_version_of_the_abi() {
+fn the_soname_carries_the_version_of_the_abi() {
     let header = generate::header(root());
-    let major = generate::define(&header, "FOAM_ABI_MAJOR").expect("FOAM_ABI_MAJOR is a number");
+    let number = |name| generate::define(&header, name).unwrap_or_else(|| panic!("{name} is a number"));
     let section = dynamic_section();
-    assert!(section.contains(&format!("Library soname: [libfoam.so.{major}]")), "{section}");
+    // While the major version is 0 a minor one may break callers, so that both are in the name.
+    let (major, minor) = (number("FOAM_ABI_MAJOR"), number("FOAM_ABI_MINOR"));
+    let name = if major == 0 { format!("libfoam.so.0.{minor}") } else { format!("libfoam.so.{major}") };
+    assert!(section.contains(&format!("Library soname: [{name}]")), "{section}");
 }
 
 #[test]
@@ -144,15 +148,66 @@ fn the_library_needs_nothing_but_the_system() {
 }
 
 #[test]
-fn a_frozen_header_of_this_version_declares_what_the_header_declares() {
-    let header = generate::header(root());
-    let version = format!("{}.{}", env!("CARGO_PKG_VERSION_MAJOR"), env!("CARGO_PKG_VERSION_MINOR"));
-    let path = root().join(format!("include/frozen/foam-{version}.h"));
-    let Ok(frozen) = std::fs::read_to_string(&path) else { return };
+fn everything_that_a_frozen_header_declares_is_still_declared() {
+    let today = generate::without_comments(&generate::header(root()));
+    let folder = std::fs::read_dir(root().join("include/frozen")).expect("include/frozen is readable");
+    for path in
+        folder.map(|entry| entry.unwrap().path()).filter(|path| path.extension().is_some_and(|e| e == "h"))
+    {
+        let frozen =
+            generate::without_comments(&std::fs::read_to_string(&path).expect("a frozen header is readable"));
+        for item in declarations(&frozen) {
+            // A struct may have grown at its end.
+            let kept = item.strip_prefix("typedef struct").and_then(|rest| rest.rsplit_once('}'));
+            let kept = kept.map_or(item.clone(), |(fields, _)| format!("typedef struct{fields}"));
+            assert!(today.contains(kept.trim_end()), "{}: no longer declared:\n{item}", path.display());
+        }
+    }
+}
+
+/// The declarations of a header without comments: lines of the preprocessor, structs, types and functions.
+fn declarations(code: &str) -> Vec<String> {
+    let mut items = Vec::new();
+    let (mut item, mut depth) = (String::new(), 0);
+    for line in code.lines() {
+        if line.starts_with("extern \"C\"") || line.starts_with('}') && depth == 0 {
+            continue;
+        }
+        depth += line.matches('{').count();
+        depth -= line.matches('}').count().min(depth);
+        item.push_str(line);
+        item.push('\n');
+        if depth == 0 && (line.starts_with('#') || line.ends_with(';')) {
+            items.push(std::mem::take(&mut item).trim_end().to_string());
+        }
+    }
+    items
+}
+
+#[test]
+fn the_table_has_every_function_and_only_appends() {
+    let mut listed: Vec<&str> = foam::abi::FOAM_API_FUNCTIONS.to_vec();
+    let frozen = std::fs::read_to_string(root().join("include/frozen/foam_api.1")).expect("a frozen list");
+    let frozen: Vec<&str> = frozen.lines().collect();
     assert_eq!(
-        generate::without_comments(&frozen),
-        generate::without_comments(&header),
-        "left: frozen, right: today. A released version is frozen: an addition needs a new FOAM_ABI_MINOR. One \
-         that is not released yet is frozen anew by copying include/foam.h over it"
+        listed[..frozen.len()],
+        frozen,
+        "left: today, right: frozen. The table only ever grows at its end"
     );
+    listed.push("foam_get_api");
+    listed.sort();
+    assert_eq!(listed, generate::functions(&generate::header(root())), "left: the table, right: the header");
+}
+
+#[test]
+fn the_table_is_given_for_known_versions_only() {
+    use foam::abi::{FOAM_API_FUNCTIONS, FOAM_API_VERSION, foam_get_api};
+    assert!(foam_get_api(0).is_null() && foam_get_api(FOAM_API_VERSION + 1).is_null());
+    for version in 1..=FOAM_API_VERSION {
+        // SAFETY: the table is static.
+        let table = unsafe { &*foam_get_api(version) };
+        assert_eq!(table.version, FOAM_API_VERSION);
+        assert_eq!(table.struct_size as usize, 8 + 8 * FOAM_API_FUNCTIONS.len());
+        assert_eq!(table.foam_step, foam::abi::foam_step as *const std::ffi::c_void);
+    }
 }

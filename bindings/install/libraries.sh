@@ -1,6 +1,6 @@
 # Builds and finds the libraries, and what is known about them. Sourced by install.sh.
 #
-# Sets: version, abi (the number in the SONAME), shared_library, static_library, pointer_size.
+# Sets: version, abi (the version in the SONAME: MAJOR.MINOR while MAJOR is 0, then MAJOR), shared_library, static_library, pointer_size.
 
 # newest FILE…: the newest of the files that exist.
 newest() {
@@ -23,8 +23,10 @@ cargo_target_dir() {
 find_libraries() {
     version=$(sed -n '/^\[package\]/,/^\[/s/^version *= *"\([^"]*\)".*/\1/p' "$root/Cargo.toml")
     abi=$(sed -n 's/^#define FOAM_ABI_MAJOR \([0-9]*\).*/\1/p' "$root/include/foam.h")
+    minor=$(sed -n 's/^#define FOAM_ABI_MINOR \([0-9]*\).*/\1/p' "$root/include/foam.h")
     [ -n "$version" ] || die "Cargo.toml has no version in [package]"
-    [ -n "$abi" ] || die "include/foam.h does not define FOAM_ABI_MAJOR"
+    [ -n "$abi" ] && [ -n "$minor" ] || die "include/foam.h does not define FOAM_ABI_MAJOR and FOAM_ABI_MINOR"
+    [ "$abi" != 0 ] || abi=0.$minor
 
     if [ "$build" = yes ]; then
         command -v cargo >/dev/null 2>&1 ||

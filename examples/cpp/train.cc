@@ -1,7 +1,7 @@
 /*
  * Trains a network of one hidden layer on the digits, with FOAM and no framework at all.
  *
- *   cargo build --release && ln -sf libfoam.so target/release/libfoam.so.0
+ *   cargo build --release && ln -sf libfoam.so target/release/libfoam.so.0.1.1
  *   c++ -std=c++17 -O2 examples/cpp/train.cc -Iinclude -Ltarget/release -lfoam \
  *       -Wl,-rpath,$PWD/target/release -o target/train_cpp
  *   target/train_cpp [examples/data/digits.bin] [EPOCHS]

@@ -2,7 +2,7 @@
  * Trains a small convolutional network on the digits with libtorch and FOAM, saves model and optimizer in the middle,
  * and shows that a second pair that loads them goes on exactly alike.
  *
- *   cargo build --release && ln -sf libfoam.so target/release/libfoam.so.0
+ *   cargo build --release && ln -sf libfoam.so target/release/libfoam.so.0.1.1
  *   eval "$(python examples/cpp/torch_flags.py)"      # sets TORCH_CXXFLAGS and TORCH_LDFLAGS from the installed torch
  *   c++ -O2 examples/cpp/train_torch.cc -Iinclude -Ibindings/cpp $TORCH_CXXFLAGS \
  *       -Ltarget/release -lfoam -Wl,-rpath,$PWD/target/release $TORCH_LDFLAGS -o target/train_torch

@@ -107,7 +107,7 @@ export PYTHONPATH=$PWD/bindings/python FOAM_LIBRARY=$PWD/target/release/libfoam.
 unset LD_LIBRARY_PATH
 
 stage "build" 3 cargo build --release || finish
-ln -sf libfoam.so target/release/libfoam.so.0
+ln -sf libfoam.so target/release/libfoam.so.0.1.1
 
 packages() { "$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
 cuda12=$(tests/cuda/environment.sh | tail -n 1) || { failed+=("CUDA environment") && finish; }

@@ -5,7 +5,7 @@
  * The network itself is computed on the host, to keep the program short: what it shows is who owns which buffer, and
  * what is ordered by the stream. It needs the CUDA headers and the driver, but no nvcc:
  *
- *   cargo build --release && ln -sf libfoam.so target/release/libfoam.so.0
+ *   cargo build --release && ln -sf libfoam.so target/release/libfoam.so.0.1.1
  *   c++ -std=c++17 -O2 examples/cuda/train.cc -Iinclude -I/usr/local/cuda/include -Ltarget/release -lfoam \
  *       -Wl,-rpath,$PWD/target/release -l:libcuda.so.1 -o target/train_cuda
  *   target/train_cuda [examples/data/digits.bin] [EPOCHS]

@@ -23,12 +23,16 @@ class ConfigBase {
     /** Sets option `key` from its text form, which is checked at once. */
     Result<void> set(const std::string &key, const std::string &value) {
         return detail::run(
-            [&](foam_error *error) { return foam_config_set(&config_, key.c_str(), value.c_str(), error); });
+            [&](foam_error *error) { return FOAM_CALL(config_set)(&config_, key.c_str(), value.c_str(), error); });
     }
     /** The text form of option `key`. */
     Result<std::string> get(const std::string &key) const { return text(key.c_str()); }
     /** The names of all options, separated by spaces. */
     Result<std::string> keys() const { return text(nullptr); }
+    /** Finds out what `Optimizer::create` would refuse about the options; nothing is created. */
+    Result<void> validate() const {
+        return detail::run([&](foam_error *error) { return FOAM_CALL(config_validate)(&config_, error); });
+    }
     /** foam.h's struct, to set what this header has no function for. */
     foam_config &raw() noexcept { return config_; }
     /** foam.h's struct. */
@@ -39,11 +43,11 @@ class ConfigBase {
   protected:
     ConfigBase() {
         // The one way to fail is a library of another major version; `foam_create` then refuses the empty struct.
-        (void)foam_config_init(&config_, static_cast<uint32_t>(sizeof config_), nullptr, nullptr);
+        (void)FOAM_CALL(config_init)(&config_, static_cast<uint32_t>(sizeof config_), nullptr, nullptr);
     }
     Result<void> init(const char *preset) {
         return detail::run([&](foam_error *error) {
-            return foam_config_init(&config_, static_cast<uint32_t>(sizeof config_), preset, error);
+            return FOAM_CALL(config_init)(&config_, static_cast<uint32_t>(sizeof config_), preset, error);
         });
     }
 
@@ -54,7 +58,7 @@ class ConfigBase {
     Result<std::string> text(const char *key) const {
         // All names together are well below this; a value is a word or a number.
         return detail::fill(std::string(8192, '\0'), [&](std::string &value, foam_error *error) {
-            const foam_status status = foam_config_get(&config_, key, value.data(), value.size(), error);
+            const foam_status status = FOAM_CALL(config_get)(&config_, key, value.data(), value.size(), error);
             value.resize(std::strlen(value.c_str()));
             return status;
         });
@@ -186,7 +190,7 @@ class Config : public Options<Config> {
     static Result<Config> preset(const std::string &name) {
         return detail::fill(Config(), [&](Config &config, foam_error *error) {
             const uint32_t size = static_cast<uint32_t>(sizeof(foam_config));
-            return foam_config_init(&config.config_, size, name.c_str(), error);
+            return FOAM_CALL(config_init)(&config.config_, size, name.c_str(), error);
         });
     }
 };

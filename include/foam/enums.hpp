@@ -132,13 +132,13 @@ constexpr foam_dtype raw(DType dtype) noexcept {
 }
 
 /** Version of the ABI that the loaded library implements: MAJOR << 16 | MINOR. */
-inline uint32_t abi_version() noexcept { return foam_abi_version(); }
+inline uint32_t abi_version() noexcept { return FOAM_CALL(abi_version)(); }
 
 /** One line about the library's build. */
-inline const char *build_info() noexcept { return foam_build_info(); }
+inline const char *build_info() noexcept { return FOAM_CALL(build_info)(); }
 
 /** The name of a status, for example "FOAM_BUSY". */
-inline const char *name(Status status) noexcept { return foam_status_name(number(status)); }
+inline const char *name(Status status) noexcept { return FOAM_CALL(status_name)(number(status)); }
 
 } // namespace FOAM_HPP_MODE
 } // namespace foam

@@ -21,7 +21,7 @@ class Error : public std::exception {
     /** An error with this record. */
     explicit Error(const foam_error &record) noexcept : record_(record) {
         // The longest name is far shorter than the room behind a message.
-        std::snprintf(text_, sizeof text_, "%s: %s", foam_status_name(record.code), record.message);
+        std::snprintf(text_, sizeof text_, "%s: %s", FOAM_CALL(status_name)(record.code), record.message);
     }
     /** An error of the C++ side: something that foam.h has no words for. */
     Error(Status status, const std::string &message, int64_t param_index = -1) noexcept
@@ -34,7 +34,7 @@ class Error : public std::exception {
     /** The status's number, FOAM_OK or another. */
     foam_status code() const noexcept { return record_.code; }
     /** The status's name, for example "FOAM_SHAPE_MISMATCH". */
-    const char *status_name() const noexcept { return foam_status_name(record_.code); }
+    const char *status_name() const noexcept { return FOAM_CALL(status_name)(record_.code); }
     /** Index of the parameter concerned, or -1. */
     int64_t param_index() const noexcept { return record_.param_index; }
     /** Axis of the block concerned, or -1. */

@@ -22,6 +22,7 @@ struct StepOptions {
     std::optional<double> lr = std::nullopt; /**< Learning rate; none means the configuration's. */
     double grad_scale = 1.0;                 /**< Multiplies every gradient, to undo a loss scale. */
     void *stream = nullptr;                  /**< CUDA stream to order the work on. */
+    bool validate_only = false;              /**< Find out what the step would refuse, and take none. */
 };
 
 /** What one step did. */
@@ -40,6 +41,9 @@ struct Stats : foam_stats_info {
 
 /** Figures of one Kronecker factor. */
 using FactorStats = foam_factor_info;
+
+/** A block of a parameter: where it lies, its stack, its costs. */
+using Block = foam_block_info;
 
 /** An optimizer: owns its handle, moves, does not copy. One that was moved from refuses every call. */
 class Optimizer {
@@ -93,7 +97,7 @@ class Optimizer {
                             const StepOptions &options = {}) {
         return detail::fill(StepResult(), [&](StepResult &result, foam_error *error) {
             foam_step_args args;
-            foam_status status = foam_step_args_init(&args, static_cast<uint32_t>(sizeof args), error);
+            foam_status status = FOAM_CALL(step_args_init)(&args, static_cast<uint32_t>(sizeof args), error);
             if (status != FOAM_OK) return status;
             int32_t skipped = 0;
             args.count = count;
@@ -103,9 +107,36 @@ class Optimizer {
             args.skipped = &skipped;
             if (options.lr) args.lr = *options.lr;
             args.grad_scale = options.grad_scale;
-            status = foam_step(handle_.get(), &args, error);
+            args.flags = options.validate_only ? FOAM_STEP_VALIDATE : 0;
+            status = FOAM_CALL(step)(handle_.get(), &args, error);
             result.skipped = skipped != 0;
             return status;
+        });
+    }
+
+    /** Changes an option that does not shape the state, from the next step on. Keys and values are text. */
+    Result<void> set_option(const std::string &key, const std::string &value) {
+        return detail::run([&](foam_error *error) {
+            return FOAM_CALL(set_option)(handle_.get(), key.c_str(), value.c_str(), error);
+        });
+    }
+    /** The value of an option that is in use. */
+    Result<std::string> option(const std::string &key) const {
+        return detail::fill(std::string(), [&](std::string &text, foam_error *error) {
+            char value[256] = "";
+            const foam_status status = FOAM_CALL(get_option)(handle_.get(), key.c_str(), value, sizeof value, error);
+            text = value;
+            return status;
+        });
+    }
+    /** The blocks that the parameters are cut into, ordered by parameter and block. */
+    Result<std::vector<Block>> blocks() const {
+        return detail::fill(std::vector<Block>(), [&](std::vector<Block> &items, foam_error *error) {
+            size_t count = 0;
+            const foam_status status = FOAM_CALL(blocks)(handle_.get(), nullptr, 0, 0, &count, error);
+            if (status != FOAM_OK || count == 0) return status;
+            items.resize(count);
+            return FOAM_CALL(blocks)(handle_.get(), items.data(), sizeof(Block), count, &count, error);
         });
     }
 
@@ -113,24 +144,24 @@ class Optimizer {
     Result<Stats> stats() const {
         return detail::fill(Stats(), [&](Stats &stats, foam_error *error) {
             stats.struct_size = static_cast<uint32_t>(sizeof(foam_stats_info));
-            return foam_stats(handle_.get(), &stats, error);
+            return FOAM_CALL(stats)(handle_.get(), &stats, error);
         });
     }
     /** Figures of every factor, ordered by parameter, block and axis. */
     Result<std::vector<FactorStats>> factor_stats() const {
         return detail::fill(std::vector<FactorStats>(), [&](std::vector<FactorStats> &items, foam_error *error) {
             size_t count = 0;
-            const foam_status status = foam_factor_stats(handle_.get(), nullptr, 0, 0, &count, error);
+            const foam_status status = FOAM_CALL(factor_stats)(handle_.get(), nullptr, 0, 0, &count, error);
             if (status != FOAM_OK || count == 0) return status;
             items.resize(count);
-            return foam_factor_stats(handle_.get(), items.data(), sizeof(FactorStats), count, &count, error);
+            return FOAM_CALL(factor_stats)(handle_.get(), items.data(), sizeof(FactorStats), count, &count, error);
         });
     }
     /** One of a factor's matrices, row-major. */
     Result<std::vector<double>> factor_read(int64_t param_index, int64_t block, int64_t axis, FactorMatrix what) const {
         return detail::fill(std::vector<double>(), [&](std::vector<double> &values, foam_error *error) {
             const auto read = [&](double *target, size_t *count) {
-                return foam_factor_read(handle_.get(), param_index, block, axis, number(what), target, values.size(),
+                return FOAM_CALL(factor_read)(handle_.get(), param_index, block, axis, number(what), target, values.size(),
                                         count, error);
             };
             size_t count = 0;
@@ -143,31 +174,31 @@ class Optimizer {
     /** The exact relative operator gap of a factor, at the price of an eigendecomposition. */
     Result<double> exact_gap(int64_t param_index, int64_t block, int64_t axis) const {
         return detail::fill(0.0, [&](double &gap, foam_error *error) {
-            return foam_exact_gap(handle_.get(), param_index, block, axis, &gap, error);
+            return FOAM_CALL(exact_gap)(handle_.get(), param_index, block, axis, &gap, error);
         });
     }
 
     /** Writes the whole state to a safetensors file, which appears whole or not at all. */
     Result<void> save_file(const std::string &path) const {
-        return detail::run([&](foam_error *error) { return foam_save_file(handle_.get(), path.c_str(), error); });
+        return detail::run([&](foam_error *error) { return FOAM_CALL(save_file)(handle_.get(), path.c_str(), error); });
     }
     /** Reads what `save_file` wrote; the run continues bit for bit. */
     Result<void> load_file(const std::string &path) {
-        return detail::run([&](foam_error *error) { return foam_load_file(handle_.get(), path.c_str(), error); });
+        return detail::run([&](foam_error *error) { return FOAM_CALL(load_file)(handle_.get(), path.c_str(), error); });
     }
     /** The bytes that `save_file` would write. */
     Result<std::vector<uint8_t>> save_memory() const {
         return detail::fill(std::vector<uint8_t>(), [&](std::vector<uint8_t> &bytes, foam_error *error) {
             size_t size = 0;
-            const foam_status status = foam_save_memory(handle_.get(), nullptr, 0, &size, error);
+            const foam_status status = FOAM_CALL(save_memory)(handle_.get(), nullptr, 0, &size, error);
             if (status != FOAM_OK) return status;
             bytes.resize(size);
-            return foam_save_memory(handle_.get(), bytes.data(), size, &size, error);
+            return FOAM_CALL(save_memory)(handle_.get(), bytes.data(), size, &size, error);
         });
     }
     /** Reads what `save_memory` gave. */
     Result<void> load_memory(const void *data, size_t size) {
-        return detail::run([&](foam_error *error) { return foam_load_memory(handle_.get(), data, size, error); });
+        return detail::run([&](foam_error *error) { return FOAM_CALL(load_memory)(handle_.get(), data, size, error); });
     }
     /** Reads what `save_memory` gave. */
     Result<void> load_memory(const std::vector<uint8_t> &bytes) {
@@ -177,7 +208,7 @@ class Optimizer {
 
     /** Waits until all work on the optimizer's device is done. */
     Result<void> synchronize() {
-        return detail::run([&](foam_error *error) { return foam_synchronize(handle_.get(), error); });
+        return detail::run([&](foam_error *error) { return FOAM_CALL(synchronize)(handle_.get(), error); });
     }
     /** foam.h's handle, still owned by this object; NULL if there is none. */
     foam_optimizer *get() const noexcept { return handle_.get(); }
@@ -186,7 +217,7 @@ class Optimizer {
 
   private:
     struct Destroy {
-        void operator()(foam_optimizer *optimizer) const noexcept { foam_destroy(optimizer); }
+        void operator()(foam_optimizer *optimizer) const noexcept { FOAM_CALL(destroy)(optimizer); }
     };
 
     static void forward_log(void *user, int32_t level, const char *message) noexcept {
@@ -214,7 +245,7 @@ class Optimizer {
         for (size_t index = 0; index < params.size(); index++) {
             const Param &param = params[index];
             foam_param &raw = raws[index];
-            const foam_status status = foam_param_init(&raw, static_cast<uint32_t>(sizeof raw), error);
+            const foam_status status = FOAM_CALL(param_init)(&raw, static_cast<uint32_t>(sizeof raw), error);
             if (status != FOAM_OK) return status;
             raw.flags = param.grafting_only ? FOAM_PARAM_GRAFTING_ONLY : 0;
             raw.name = param.name.empty() ? nullptr : param.name.c_str();
@@ -234,7 +265,7 @@ class Optimizer {
             settings.log_user = log_.get();
         }
         foam_optimizer *handle = nullptr;
-        const foam_status status = foam_create(&settings, raws.data(), raws.size(), &handle, error);
+        const foam_status status = FOAM_CALL(create)(&settings, raws.data(), raws.size(), &handle, error);
         handle_.reset(handle);
         return status;
     }

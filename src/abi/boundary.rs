@@ -1,6 +1,7 @@
 //! What every entry of the C ABI goes through: panics stop here, structs of other sizes are
 //! completed or refused, and C strings become text.
 
+use super::float_env;
 use super::status::{self, FOAM_OK, foam_error, foam_status};
 use crate::error::{Error, Kind, Result};
 use libc::c_char;
@@ -18,8 +19,37 @@ pub(super) unsafe trait AbiStruct: Copy {
     const NAME: &'static str;
     /// Bytes that even the oldest caller sets.
     const REQUIRED: usize;
+    /// Where each field ends, in order.
+    const ENDS: &'static [usize];
     /// What missing fields are completed with.
     fn defaults() -> Self;
+}
+
+/// Lists where the fields of a struct end, for [`AbiStruct::ENDS`]. A field that is missing does not compile.
+macro_rules! field_ends {
+    ($type:ident { $($field:ident),+ $(,)? }) => {{
+        #[allow(dead_code, reason = "it only has to compile")]
+        fn every_field(value: &$type) {
+            let $type { $($field: _),+ } = value;
+        }
+        const ENDS: &[usize] = &[$($crate::abi::boundary::end_of(
+            std::mem::offset_of!($type, $field),
+            |value: &$type| &value.$field,
+        )),+];
+        ENDS
+    }};
+}
+pub(super) use field_ends;
+
+/// The end of a field that starts at `offset`; the function is only there for the field's type.
+pub(super) const fn end_of<T, F>(offset: usize, _: fn(&T) -> &F) -> usize {
+    offset + size_of::<F>()
+}
+
+/// Bytes of the fields that lie as a whole within `size` bytes: a size that ends in the middle of a field (or in
+/// the padding behind one) says nothing about that field.
+fn whole_fields<T: AbiStruct>(size: usize) -> usize {
+    T::ENDS.iter().copied().take_while(|end| *end <= size).last().unwrap_or(0)
 }
 
 /// Runs the body of an entry: its error goes to the caller's record, its panic becomes
@@ -28,6 +58,7 @@ pub(super) unsafe trait AbiStruct: Copy {
 /// # Safety
 /// `error` is NULL or points to a writable record whose `struct_size` is set.
 pub(super) unsafe fn call(error: *mut foam_error, body: impl FnOnce() -> Result<()>) -> foam_status {
+    let _floats = float_env::standard();
     let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| Err(panic_error(&*payload)));
     // SAFETY: the caller's contract.
     unsafe { finish(error, outcome) }
@@ -63,7 +94,7 @@ pub(super) fn panic_error(payload: &(dyn std::any::Any + Send)) -> Error {
 }
 
 /// Reads a caller's struct of any size: a shorter one is completed with defaults, a longer one is
-/// accepted if what this library does not know is all zero.
+/// accepted if what this library does not know is all zero. A field of which only a part is there has its default.
 ///
 /// # Safety
 /// `source` is NULL or points to as many readable bytes as its `struct_size` says.
@@ -75,11 +106,12 @@ pub(super) unsafe fn read_struct<T: AbiStruct>(source: *const T, argument: &str)
     let size = unsafe { source.cast::<u32>().read_unaligned() } as usize;
     check_size::<T>(size, argument)?;
     let mut value = T::defaults();
-    let known = size.min(size_of::<T>());
-    // SAFETY: both sides have `known` bytes, and every bit pattern is a value of `T`.
+    // SAFETY: both sides have that many bytes, and every bit pattern is a value of `T`.
     unsafe {
-        std::ptr::copy_nonoverlapping(source.cast::<u8>(), (&raw mut value).cast::<u8>(), known);
+        let bytes = whole_fields::<T>(size);
+        std::ptr::copy_nonoverlapping(source.cast::<u8>(), (&raw mut value).cast::<u8>(), bytes);
     }
+    let known = size.min(size_of::<T>());
     if size > known {
         // SAFETY: the caller's struct has `size` bytes.
         let tail = unsafe { std::slice::from_raw_parts(source.cast::<u8>().add(known), size - known) };
@@ -105,14 +137,91 @@ pub(super) unsafe fn read_struct<T: AbiStruct>(source: *const T, argument: &str)
 pub(super) unsafe fn write_struct<T: AbiStruct>(target: *mut T, size: u32, value: T) -> Result<()> {
     let bytes = size as usize;
     check_size::<T>(bytes, "struct_size of")?;
-    let known = bytes.min(size_of::<T>());
     // SAFETY: the caller's contract.
     unsafe {
-        std::ptr::copy_nonoverlapping((&raw const value).cast::<u8>(), target.cast::<u8>(), known);
-        target.cast::<u8>().add(known).write_bytes(0, bytes - known);
+        copy_out(&value, target.cast(), bytes);
         target.cast::<u32>().write_unaligned(size);
     }
     Ok(())
+}
+
+/// Writes the fields of `value` that fit into `bytes` as a whole, and zeros behind them.
+///
+/// # Safety
+/// `target` has `bytes` writable bytes.
+unsafe fn copy_out<T: AbiStruct>(value: &T, target: *mut u8, bytes: usize) {
+    let known = whole_fields::<T>(bytes);
+    // SAFETY: the caller's contract; `known` is at most `bytes` and the size of `T`.
+    unsafe {
+        std::ptr::copy_nonoverlapping(std::ptr::from_ref(value).cast::<u8>(), target, known);
+        target.add(known).write_bytes(0, bytes - known);
+    }
+}
+
+/// A caller's list: room for `capacity` items of `item_size` bytes, and a place for their number.
+pub(super) struct List<T> {
+    pub items: *mut T,
+    pub item_size: usize,
+    pub capacity: usize,
+    pub count: *mut usize,
+}
+
+/// Writes the `total` items that `item` gives. Without room (`items` = NULL, `capacity` = 0) only their number is
+/// written; with too little, too, and the call is refused.
+///
+/// # Safety
+/// The list is as its arguments say; `count` is NULL or writable.
+pub(super) unsafe fn write_list<T: AbiStruct>(
+    list: List<T>,
+    total: usize,
+    mut item: impl FnMut(usize) -> Result<T>,
+) -> Result<()> {
+    let List { items, item_size, capacity, count } = list;
+    if count.is_null() {
+        return Err(Error::invalid("count is NULL; expected a place for the number of items"));
+    }
+    let asks = items.is_null() && capacity == 0;
+    if items.is_null() && !asks {
+        return Err(Error::invalid(format!(
+            "items has room for {capacity} but is NULL; expected room for {total}, or capacity = 0"
+        )));
+    }
+    if !asks && (item_size < T::REQUIRED || item_size > ABSURD) {
+        return Err(Error::invalid(format!(
+            "item_size = {item_size}: expected sizeof({}), {} in this library and at least {}",
+            T::NAME,
+            size_of::<T>(),
+            T::REQUIRED
+        )));
+    }
+    // SAFETY: the caller's contract.
+    unsafe { count.write(total) };
+    if asks {
+        return Ok(());
+    }
+    if capacity < total {
+        return Err(Error::invalid(format!(
+            "items has room for {capacity}: expected room for {total} (capacity = {capacity})"
+        )));
+    }
+    // The items first: one that cannot be described leaves the caller's memory alone.
+    let made = (0..total).map(&mut item).collect::<Result<Vec<T>>>()?;
+    for (place, value) in made.iter().enumerate() {
+        // SAFETY: the caller gives `capacity` items of `item_size` bytes.
+        unsafe {
+            let target = items.cast::<u8>().add(place * item_size);
+            copy_out(value, target, item_size);
+            target.cast::<u32>().write_unaligned(item_size.min(size_of::<T>()) as u32);
+        }
+    }
+    Ok(())
+}
+
+/// Writes a text with its final NUL into a caller's fixed buffer; what does not fit is cut.
+pub(super) fn put_name<const N: usize>(target: &mut [c_char; N], name: &str) {
+    for (slot, byte) in target[..N - 1].iter_mut().zip(name.bytes()) {
+        *slot = byte as c_char;
+    }
 }
 
 /// Far beyond any struct of this ABI: a size above it is an uninitialised field, not a version.
@@ -143,4 +252,26 @@ pub(super) unsafe fn text<'a>(source: *const c_char, argument: &str) -> Result<&
     unsafe { CStr::from_ptr(source) }
         .to_str()
         .map_err(|_| Error::invalid(format!("{argument} is not valid UTF-8")))
+}
+
+/// Writes `text` with its final NUL into a caller's buffer, or refuses one that is too small.
+///
+/// # Safety
+/// `value` is NULL or has `capacity` writable bytes.
+pub(super) unsafe fn put_text(text: &str, value: *mut c_char, capacity: usize) -> Result<()> {
+    if value.is_null() {
+        return Err(Error::invalid("value is NULL; expected a buffer for the text"));
+    }
+    if capacity <= text.len() {
+        return Err(Error::invalid(format!(
+            "capacity = {capacity}: expected at least {} bytes",
+            text.len() + 1
+        )));
+    }
+    // SAFETY: the caller's contract, and the text fits.
+    unsafe {
+        std::ptr::copy_nonoverlapping(text.as_ptr().cast::<c_char>(), value, text.len());
+        value.add(text.len()).write(0);
+    }
+    Ok(())
 }

@@ -1,9 +1,12 @@
 //! The configuration struct, its presets and its string interface.
 
-use super::boundary::{self, AbiStruct};
+use super::boundary::{self, AbiStruct, field_ends};
+use super::handle::read_allocator;
 use super::status::{foam_error, foam_status};
 use crate::config::{Choice, Config, Device};
+use crate::device::gpu::cuda::probe;
 use crate::error::{Error, Result};
+use crate::preconditioner::cadence;
 use libc::{c_char, c_void};
 
 /// An eigendecomposition at every check (Algorithm 2).
@@ -186,6 +189,53 @@ pub struct foam_config {
 unsafe impl AbiStruct for foam_config {
     const NAME: &'static str = "foam_config";
     const REQUIRED: usize = std::mem::offset_of!(foam_config, policy);
+    const ENDS: &'static [usize] = field_ends!(foam_config {
+        struct_size,
+        flags,
+        policy,
+        cadence,
+        grafting,
+        statistic_dtype,
+        nonfinite,
+        negative_eigenvalues,
+        device_type,
+        device_id,
+        bias_correction,
+        merge_dims,
+        normalized_grafting,
+        nesterov,
+        ema_momentum,
+        nadam,
+        decoupled_weight_decay,
+        noise_floor,
+        inject_fault,
+        reserved,
+        check_period,
+        start_step,
+        max_factor_dim,
+        num_threads,
+        inject_fault_step,
+        root,
+        exponent_multiplier,
+        beta1,
+        beta2,
+        epsilon,
+        epsilon_left,
+        epsilon_right,
+        epsilon_max,
+        tau,
+        residual_threshold,
+        grafting_beta2,
+        grafting_epsilon,
+        momentum,
+        weight_decay,
+        lr,
+        log,
+        log_user,
+        allocate,
+        deallocate,
+        allocator_user
+    });
 
     fn defaults() -> Self {
         from_config(&Config::default())
@@ -386,17 +436,62 @@ pub unsafe extern "C" fn foam_config_get(
             } else {
                 parsed.get(boundary::text(key, "key")?)?
             };
-            if value.is_null() {
-                return Err(Error::invalid("value is NULL; expected a buffer for the text"));
+            boundary::put_text(&text, value, capacity)
+        })
+    }
+}
+
+/// Says whether `foam_create` would accept the configuration: every value, every relation between values, the
+/// callbacks, and whether its device can be used (a CUDA device is looked for, as `foam_cuda_probe` does). Nothing
+/// is created. What depends on the parameters is checked by `foam_create` and `foam_plan_blocks`.
+///
+/// # Safety
+/// `config` is a struct whose `struct_size` is set; `error` is NULL or a record.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_config_validate(
+    config: *const foam_config,
+    error: *mut foam_error,
+) -> foam_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        boundary::call(error, || {
+            let raw = boundary::read_struct(config, "config")?;
+            let config = to_config(&raw)?;
+            read_allocator(&raw)?;
+            config.validate()?;
+            match config.device.kind {
+                Device::CPU_KIND => Ok(()),
+                Device::CUDA_KIND => probe::require().map(|_| ()),
+                _ => Err(config.device.unknown()),
             }
-            if capacity <= text.len() {
-                return Err(Error::invalid(format!(
-                    "capacity = {capacity}: expected at least {} bytes",
-                    text.len() + 1
-                )));
+        })
+    }
+}
+
+/// Says whether the factors of a parameter are checked at its step `step` (counted from 1, for each parameter
+/// by itself: a step in which it has no gradient does not count). `*due` receives 1 or 0.
+///
+/// # Safety
+/// `config` is a struct whose `struct_size` is set; `due` is writable; `error` is NULL or a record.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_config_check_due(
+    config: *const foam_config,
+    step: i64,
+    due: *mut i32,
+    error: *mut foam_error,
+) -> foam_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        boundary::call(error, || {
+            let config = to_config(&boundary::read_struct(config, "config")?)?;
+            config.validate()?;
+            if due.is_null() {
+                return Err(Error::invalid("due is NULL; expected a place for the answer"));
             }
-            std::ptr::copy_nonoverlapping(text.as_ptr().cast::<c_char>(), value, text.len());
-            *value.add(text.len()) = 0;
+            if step < 1 {
+                return Err(Error::invalid(format!("step = {step}: expected at least 1, the first step")));
+            }
+            *due = i32::from(cadence::is_check(&config, step as u64));
             Ok(())
         })
     }

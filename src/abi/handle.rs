@@ -2,7 +2,8 @@
 
 use super::boundary;
 use super::config::{FOAM_LOG_INFO, FOAM_LOG_WARNING, foam_config, foam_log_fn, to_config};
-use super::param::{FOAM_PARAM_GRAFTING_ONLY, foam_param};
+use super::float_env;
+use super::param::{FOAM_PARAM_GRAFTING_ONLY, foam_param, refuse_rates};
 use super::status::{foam_error, foam_status};
 use super::step::StepScratch;
 use super::tensor::foam_dtype;
@@ -21,6 +22,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 const ALIVE: u64 = u64::from_le_bytes(*b"libfoam!");
 /// What destroy leaves behind.
 const GONE: u64 = u64::from_le_bytes(*b"foamgone");
+
+/// Bytes of stack that are enough for any call, on a thread of the caller's: measured at less than half of that, for
+/// every policy and every path of an eigendecomposition. The library's own threads have stacks of 2 MiB.
+pub const FOAM_THREAD_STACK_SIZE: usize = 262_144;
 
 /// An optimizer. Created by `foam_create`, used by one call at a time, destroyed by `foam_destroy`.
 pub struct foam_optimizer {
@@ -57,6 +62,7 @@ pub(super) unsafe fn enter(
     error: *mut foam_error,
     body: impl FnOnce(&mut Inner) -> Result<()>,
 ) -> foam_status {
+    let _floats = float_env::standard();
     // SAFETY: the caller's contract.
     let outcome = unsafe { enter_checked(handle, need, body) };
     // SAFETY: the caller's contract.
@@ -181,15 +187,14 @@ unsafe fn read_param(raw: &foam_param, index: usize) -> Result<ParamSpec> {
         // SAFETY: the caller gives `ndim` sizes.
         let size = unsafe { raw.shape.add(axis).read_unaligned() };
         if size <= 0 {
-            return refuse(Kind::InvalidArgument, format!("shape[{axis}] = {size}: expected at least 1"));
+            let what = format!("shape[{axis}] = {size}: expected at least 1");
+            return refuse(Kind::InvalidArgument, what).map_err(|e| e.on_axis(axis));
         }
         // Eight bytes per element must stay addressable.
         let Some(product) = elements.checked_mul(size as usize).filter(|n| *n <= isize::MAX as usize / 8)
         else {
-            return refuse(
-                Kind::InvalidArgument,
-                format!("shape overflows at axis {axis}; expected an addressable size"),
-            );
+            let what = format!("shape overflows at axis {axis}; expected an addressable size");
+            return refuse(Kind::InvalidArgument, what).map_err(|e| e.on_axis(axis));
         };
         elements = product;
         shape.push(size as usize);
@@ -214,7 +219,11 @@ unsafe fn read_param(raw: &foam_param, index: usize) -> Result<ParamSpec> {
     })
 }
 
-unsafe fn read_params(params: *const foam_param, count: usize) -> Result<Vec<ParamSpec>> {
+/// The parameters that an array of structs describes.
+///
+/// # Safety
+/// `params` is NULL or has `count` structs whose `struct_size` is set and whose pointers are valid.
+pub(super) unsafe fn read_params(params: *const foam_param, count: usize) -> Result<Vec<ParamSpec>> {
     if params.is_null() {
         return Err(Error::invalid(format!("params is NULL; expected {count} foam_param")));
     }
@@ -243,7 +252,7 @@ unsafe fn read_params(params: *const foam_param, count: usize) -> Result<Vec<Par
     Ok(specs)
 }
 
-fn read_allocator(raw: &foam_config) -> Result<Allocator> {
+pub(super) fn read_allocator(raw: &foam_config) -> Result<Allocator> {
     match (raw.allocate, raw.deallocate) {
         (None, None) => Ok(Allocator::System),
         (Some(allocate), Some(deallocate)) => {
@@ -280,7 +289,10 @@ pub unsafe extern "C" fn foam_create(
             let specs = read_params(params, count)?;
             let sink = LogSink { callback: raw.log, user: raw.log_user };
             let log: Log = Box::new(move |level, message| sink.line(level, message));
-            let optimizer = Optimizer::new(to_config(&raw)?, specs, read_allocator(&raw)?, log)?;
+            let (config, allocator) = (to_config(&raw)?, read_allocator(&raw)?);
+            config.validate()?;
+            refuse_rates(&config, config.lr, specs.iter())?;
+            let optimizer = Optimizer::new(config, specs, allocator, log)?;
             let handle = Box::new(foam_optimizer {
                 magic: AtomicU64::new(ALIVE),
                 busy: AtomicBool::new(false),

@@ -1,6 +1,6 @@
 //! Reading an optimizer: figures, factors, and the exact gap.
 
-use super::boundary;
+use super::boundary::{self, List};
 use super::handle::{Need, enter, foam_optimizer};
 use super::stats::{
     FOAM_FACTOR_BASIS, FOAM_FACTOR_INVERSE_ROOT, FOAM_FACTOR_SPECTRUM, FOAM_FACTOR_STATISTIC,
@@ -133,36 +133,8 @@ pub unsafe extern "C" fn foam_factor_stats(
     unsafe {
         enter(optimizer, Need::Figures, error, |inner| {
             let total = inner.optimizer.plan().factors.len();
-            if count.is_null() {
-                return Err(Error::invalid("count is NULL; expected a place for the number of factors"));
-            }
-            if items.is_null() && capacity == 0 {
-                *count = total;
-                return Ok(());
-            }
-            if items.is_null() {
-                return Err(Error::invalid("items is NULL; expected room for the factors"));
-            }
-            let least = std::mem::offset_of!(foam_factor_info, root);
-            if item_size < least || item_size > 1 << 16 || !item_size.is_multiple_of(8) {
-                return Err(Error::invalid(format!(
-                    "item_size = {item_size}: expected sizeof(foam_factor_info), {} in this library",
-                    size_of::<foam_factor_info>()
-                )));
-            }
-            *count = total;
-            if capacity < total {
-                return Err(Error::invalid(format!("capacity = {capacity}: expected at least {total}")));
-            }
-            for index in 0..total {
-                let known = item_size.min(size_of::<foam_factor_info>());
-                let info =
-                    foam_factor_info { struct_size: known as u32, ..factor_of(&inner.optimizer, index) };
-                let target = items.cast::<u8>().add(index * item_size);
-                std::ptr::copy_nonoverlapping((&raw const info).cast::<u8>(), target, known);
-                target.add(known).write_bytes(0, item_size - known);
-            }
-            Ok(())
+            let list = List { items, item_size, capacity, count };
+            boundary::write_list(list, total, |index| Ok(factor_of(&inner.optimizer, index)))
         })
     }
 }

@@ -1,9 +1,13 @@
 //! The description of a parameter, given once at creation.
 
-use super::boundary::{self, AbiStruct};
+use super::boundary::{self, AbiStruct, field_ends};
 use super::status::{foam_error, foam_status};
 use super::tensor::foam_dtype;
-use crate::error::Error;
+use crate::config::Config;
+use crate::engine::plan::ParamSpec;
+use crate::engine::stack::Stack;
+use crate::error::{Error, Result};
+use crate::tensor::{DType, Precision};
 use libc::c_char;
 
 /// No preconditioner for this parameter: it takes the grafted method's step (needs a grafting).
@@ -39,6 +43,17 @@ pub struct foam_param {
 unsafe impl AbiStruct for foam_param {
     const NAME: &'static str = "foam_param";
     const REQUIRED: usize = std::mem::offset_of!(foam_param, lr_scale);
+    const ENDS: &'static [usize] = field_ends!(foam_param {
+        struct_size,
+        flags,
+        name,
+        shape,
+        ndim,
+        dtype,
+        lr_scale,
+        weight_decay_scale,
+        root
+    });
 
     fn defaults() -> Self {
         foam_param {
@@ -74,5 +89,65 @@ pub unsafe extern "C" fn foam_param_init(
             }
             boundary::write_struct(param, struct_size, foam_param::defaults())
         })
+    }
+}
+
+/// Refuses a learning rate or a weight decay that is beyond the numbers that a parameter is worked on with: in f32
+/// it would be infinite, and the step would write NaN.
+pub(super) fn refuse_rates<'a>(
+    config: &Config,
+    lr: f64,
+    specs: impl Iterator<Item = &'a ParamSpec>,
+) -> Result<()> {
+    for (index, spec) in specs.enumerate() {
+        let (rate, decay) = (lr * spec.lr_scale, config.weight_decay * spec.weight_decay_scale);
+        let most = largest(spec.dtype);
+        let refuse = |what: &str, value: f64| {
+            let name = &spec.name;
+            let message = format!(
+                "parameter '{name}': {what} = {value:e}: expected at most {most:e}, as its numbers are"
+            );
+            Err(Error::invalid(message).at(index))
+        };
+        if rate > most {
+            return refuse("lr times lr_scale", rate);
+        }
+        if decay > most {
+            return refuse("weight_decay times weight_decay_scale", decay);
+        }
+        if rate * decay > most {
+            return refuse("lr times weight_decay (with both scales)", rate * decay);
+        }
+    }
+    Ok(())
+}
+
+/// The same for a stack, whose update is `scale` times the direction; none means minus the configuration's lr.
+pub(super) fn refuse_stack_rates(config: &Config, stack: &Stack, scale: Option<f64>) -> Result<()> {
+    let most = largest(stack.dtype);
+    let decay = config.weight_decay * stack.weight_decay_scale;
+    let (called, rate) = scale.map_or(("lr", config.lr), |scale| ("scale", scale.abs()));
+    let refuse = |what: &str, value: f64| {
+        Err(Error::invalid(format!(
+            "{what} = {value:e}: expected at most {most:e}, as the stack's numbers are"
+        )))
+    };
+    if rate > most {
+        return refuse(called, rate);
+    }
+    if decay > most {
+        return refuse("weight_decay times weight_decay_scale", decay);
+    }
+    if rate * decay > most {
+        return refuse(&format!("{called} times weight_decay (with its scale)"), rate * decay);
+    }
+    Ok(())
+}
+
+/// The largest number of the precision in which parameters of type `dtype` are worked on.
+fn largest(dtype: DType) -> f64 {
+    match dtype.work() {
+        Precision::F32 => f64::from(f32::MAX),
+        Precision::F64 => f64::MAX,
     }
 }

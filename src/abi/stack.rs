@@ -3,7 +3,7 @@
 
 pub(super) mod views;
 
-use super::boundary::{self, AbiStruct};
+use super::boundary::{self, AbiStruct, List, field_ends};
 use super::config::{foam_config, to_config};
 use super::handle::{dtype_text, element_type};
 use super::status::{foam_error, foam_status};
@@ -62,6 +62,8 @@ pub struct foam_stack {
 unsafe impl AbiStruct for foam_stack {
     const NAME: &'static str = "foam_stack";
     const REQUIRED: usize = std::mem::offset_of!(foam_stack, weight_decay_scale);
+    const ENDS: &'static [usize] =
+        field_ends!(foam_stack { struct_size, flags, shape, ndim, dtype, count, weight_decay_scale, root });
 
     fn defaults() -> Self {
         foam_stack {
@@ -125,6 +127,28 @@ pub struct foam_stack_buffer {
     pub name: [c_char; FOAM_STACK_NAME_SIZE],
 }
 
+// SAFETY: plain data, first field `struct_size`, every bit pattern valid.
+unsafe impl AbiStruct for foam_stack_buffer {
+    const NAME: &'static str = "foam_stack_buffer";
+    const REQUIRED: usize = std::mem::offset_of!(foam_stack_buffer, bytes);
+    const ENDS: &'static [usize] =
+        field_ends!(foam_stack_buffer { struct_size, kind, axis, ndim, dtype, reserved, bytes, shape, name });
+
+    fn defaults() -> Self {
+        foam_stack_buffer {
+            struct_size: size_of::<Self>() as u32,
+            kind: FOAM_STACK_CLOCK,
+            axis: -1,
+            ndim: 0,
+            dtype: foam_dtype::default(),
+            reserved: 0,
+            bytes: 0,
+            shape: [0; FOAM_STACK_BUFFER_NDIM],
+            name: [0; FOAM_STACK_NAME_SIZE],
+        }
+    }
+}
+
 /// Fills `stack` with the defaults: one f32 block without a shape yet, scale 1, the configuration's root.
 /// `struct_size` is `sizeof(foam_stack)` as the caller was compiled.
 ///
@@ -172,34 +196,8 @@ pub unsafe extern "C" fn foam_stack_layout(
             config.validate()?;
             stack.validate(&config)?;
             let layout = stack.layout(&config)?;
-            if count.is_null() {
-                return Err(Error::invalid("count is NULL; expected a place for the number of buffers"));
-            }
-            let least = std::mem::offset_of!(foam_stack_buffer, bytes);
-            if item_size < least || item_size > 1 << 16 {
-                return Err(Error::invalid(format!(
-                    "item_size = {item_size}: expected sizeof(foam_stack_buffer), {} in this library and at least {least}",
-                    size_of::<foam_stack_buffer>()
-                )));
-            }
-            *count = layout.len();
-            if items.is_null() && capacity == 0 {
-                return Ok(());
-            }
-            if items.is_null() || capacity < layout.len() {
-                return Err(Error::invalid(format!(
-                    "items has room for {capacity}: expected room for {}",
-                    layout.len()
-                )));
-            }
-            for (place, array) in layout.iter().enumerate() {
-                let known = item_size.min(size_of::<foam_stack_buffer>());
-                let item = describe(array, stack.count, known as u32);
-                let target = items.cast::<u8>().add(place * item_size);
-                std::ptr::copy_nonoverlapping((&raw const item).cast::<u8>(), target, known);
-                target.add(known).write_bytes(0, item_size - known);
-            }
-            Ok(())
+            let list = List { items, item_size, capacity, count };
+            boundary::write_list(list, layout.len(), |place| Ok(describe(&layout[place], stack.count)))
         })
     }
 }
@@ -294,7 +292,8 @@ pub(super) unsafe fn read_stack(
         // SAFETY: the caller gives `ndim` sizes.
         let size = unsafe { raw.shape.add(axis).read_unaligned() };
         if size <= 0 {
-            return refuse(format!("shape[{axis}] = {size}: expected at least 1"));
+            return refuse(format!("shape[{axis}] = {size}: expected at least 1"))
+                .map_err(|e| e.on_axis(axis));
         }
         dims.push(size as usize);
     }
@@ -319,12 +318,12 @@ pub(super) unsafe fn read_stack(
 }
 
 /// The dtype that names an element type.
-fn dtype_of(element: Element) -> foam_dtype {
+pub(super) fn dtype_of(element: Element) -> foam_dtype {
     let (code, bits) = element.dlpack();
     foam_dtype { code, bits, lanes: 1 }
 }
 
-fn describe(array: &Array, count: usize, struct_size: u32) -> foam_stack_buffer {
+fn describe(array: &Array, count: usize) -> foam_stack_buffer {
     let kind = match array.content {
         Content::Clock => FOAM_STACK_CLOCK,
         Content::Record => FOAM_STACK_RECORD,
@@ -337,23 +336,17 @@ fn describe(array: &Array, count: usize, struct_size: u32) -> foam_stack_buffer 
         Content::Slot(SlotKind::Momentum, _) => FOAM_STACK_MOMENTUM,
     };
     let mut item = foam_stack_buffer {
-        struct_size,
         kind,
         axis: array.content.axis().map_or(-1, |axis| axis as i32),
         ndim: array.tail.len() as i32 + 1,
         dtype: dtype_of(array.element),
-        reserved: 0,
         bytes: (array.stride() * count) as u64,
-        shape: [0; FOAM_STACK_BUFFER_NDIM],
-        name: [0; FOAM_STACK_NAME_SIZE],
+        ..foam_stack_buffer::defaults()
     };
     item.shape[0] = count as i64;
     for (slot, size) in item.shape[1..].iter_mut().zip(&array.tail) {
         *slot = *size as i64;
     }
-    let name = array.content.name();
-    for (slot, byte) in item.name[..FOAM_STACK_NAME_SIZE - 1].iter_mut().zip(name.bytes()) {
-        *slot = byte as c_char;
-    }
+    boundary::put_name(&mut item.name, &array.content.name());
     item
 }

@@ -1,8 +1,9 @@
 //! The verbs of a stack: their arguments, and the validation of these before the first write.
 
-use super::boundary::{self, AbiStruct};
+use super::boundary::{self, AbiStruct, field_ends};
 use super::config::foam_config;
 use super::handle::LogSink;
+use super::param::refuse_stack_rates;
 use super::stack::views::Arguments;
 use super::stack::{foam_stack, read_stack};
 use super::status::{foam_error, foam_status};
@@ -72,6 +73,24 @@ pub struct foam_stack_args {
 unsafe impl AbiStruct for foam_stack_args {
     const NAME: &'static str = "foam_stack_args";
     const REQUIRED: usize = std::mem::offset_of!(foam_stack_args, stream);
+    const ENDS: &'static [usize] = field_ends!(foam_stack_args {
+        struct_size,
+        flags,
+        state,
+        state_out,
+        state_count,
+        grads,
+        params,
+        active,
+        info_in,
+        info,
+        update,
+        workspace,
+        workspace_size,
+        stream,
+        scale,
+        grad_scale
+    });
 
     fn defaults() -> Self {
         foam_stack_args {
@@ -189,6 +208,9 @@ unsafe fn perform(
             "args.scale = {}: expected a finite number, or NaN for minus the configuration's lr",
             args.scale
         )));
+    }
+    if verb == Verb::Apply {
+        refuse_stack_rates(&config, &stack, (!args.scale.is_nan()).then_some(args.scale))?;
     }
     if !args.grad_scale.is_finite() || args.grad_scale == 0.0 {
         return Err(Error::invalid(format!(

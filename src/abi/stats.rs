@@ -1,6 +1,6 @@
 //! The figures a caller can read: of the whole optimizer, and of every factor.
 
-use super::boundary::AbiStruct;
+use super::boundary::{AbiStruct, field_ends};
 
 /// Figures of the whole optimizer since its creation (or since the start of the run that its
 /// checkpoint continues; seconds count from creation).
@@ -71,6 +71,37 @@ pub struct foam_stats_info {
 unsafe impl AbiStruct for foam_stats_info {
     const NAME: &'static str = "foam_stats_info";
     const REQUIRED: usize = std::mem::offset_of!(foam_stats_info, steps);
+    const ENDS: &'static [usize] = field_ends!(foam_stats_info {
+        struct_size,
+        flags,
+        steps,
+        skipped_steps,
+        params,
+        blocks,
+        factors,
+        checks,
+        evd_calls,
+        reuse_calls,
+        proxy_calls,
+        epsilon_updates,
+        cap_refreshes,
+        residual_calls,
+        failed_evds,
+        fallback_double,
+        fallback_svd,
+        fallback_stale,
+        state_bytes_host,
+        state_bytes_device,
+        workspace_bytes,
+        threads,
+        seconds_inspect,
+        seconds_accumulate,
+        seconds_sense,
+        seconds_refresh,
+        seconds_redamp,
+        seconds_apply,
+        seconds_total
+    });
 
     fn defaults() -> Self {
         foam_stats_info { struct_size: std::mem::size_of::<Self>() as u32, ..Default::default() }
@@ -165,6 +196,49 @@ pub struct foam_factor_info {
     pub fallback_svd: u64,
     /// Refreshes given up.
     pub fallback_stale: u64,
+}
+
+// SAFETY: plain data, first field `struct_size`, every bit pattern valid.
+unsafe impl AbiStruct for foam_factor_info {
+    const NAME: &'static str = "foam_factor_info";
+    const REQUIRED: usize = std::mem::offset_of!(foam_factor_info, root);
+    const ENDS: &'static [usize] = field_ends!(foam_factor_info {
+        struct_size,
+        last_branch,
+        param_index,
+        block,
+        axis,
+        dim,
+        root,
+        epsilon_base,
+        epsilon,
+        proxy,
+        max_proxy,
+        relative_change,
+        alpha,
+        gap_bound,
+        residual,
+        noise_floor,
+        eigenvalue_min,
+        eigenvalue_max,
+        last_refresh,
+        last_check,
+        checks,
+        evd_calls,
+        reuse_calls,
+        proxy_calls,
+        epsilon_updates,
+        cap_refreshes,
+        residual_calls,
+        failed_evds,
+        fallback_double,
+        fallback_svd,
+        fallback_stale
+    });
+
+    fn defaults() -> Self {
+        foam_factor_info { struct_size: std::mem::size_of::<Self>() as u32, ..Default::default() }
+    }
 }
 
 /// The factor's statistic: the running second moment, not bias-corrected; dim x dim.

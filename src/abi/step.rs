@@ -1,7 +1,8 @@
 //! The step: its arguments, and their validation before the first write.
 
-use super::boundary::{self, AbiStruct};
+use super::boundary::{self, AbiStruct, field_ends};
 use super::handle::{Inner, Need, dtype_text, element_type, enter, foam_optimizer};
+use super::param::refuse_rates;
 use super::status::{foam_error, foam_status};
 use super::tensor::{
     FOAM_DEVICE_CPU, FOAM_DEVICE_CUDA, FOAM_DEVICE_CUDA_HOST, FOAM_DEVICE_CUDA_MANAGED, foam_device,
@@ -14,13 +15,18 @@ use crate::error::{Error, Kind, Result};
 use crate::tensor::{DType, TensorRef};
 use libc::c_void;
 
+/// The step is only checked, not taken: everything that it would refuse is refused (arguments, tensors, overlaps,
+/// and on the CPU gradients that are not finite), and neither parameters nor state change. `skipped` receives what
+/// the step would say. On a CUDA device the gradients themselves are not looked at.
+pub const FOAM_STEP_VALIDATE: u32 = 1;
+
 /// Arguments of one step. Fill it with `foam_step_args_init`, then set `count`, `params` and `grads`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct foam_step_args {
     /// Bytes of this struct, set by the caller.
     pub struct_size: u32,
-    /// Must be 0.
+    /// 0, or `FOAM_STEP_VALIDATE`.
     pub flags: u32,
     /// Number of tensors in `params` and in `grads`: as many as at creation, in the same order.
     pub count: usize,
@@ -43,6 +49,17 @@ pub struct foam_step_args {
 unsafe impl AbiStruct for foam_step_args {
     const NAME: &'static str = "foam_step_args";
     const REQUIRED: usize = std::mem::offset_of!(foam_step_args, stream);
+    const ENDS: &'static [usize] = field_ends!(foam_step_args {
+        struct_size,
+        flags,
+        count,
+        params,
+        grads,
+        stream,
+        skipped,
+        lr,
+        grad_scale
+    });
 
     fn defaults() -> Self {
         foam_step_args {
@@ -134,7 +151,13 @@ pub unsafe extern "C" fn foam_step(
             read_tensors(&args, inner)?;
             let Inner { optimizer, scratch } = inner;
             let tensors = Tensors { params: &scratch.params, grads: &scratch.grads, stream: args.stream };
-            let outcome = optimizer.step(&tensors, options)?;
+            let lr = options.lr.unwrap_or(optimizer.config().lr);
+            refuse_rates(optimizer.config(), lr, optimizer.plan().params.iter().map(|param| &param.spec))?;
+            let outcome = if args.flags & FOAM_STEP_VALIDATE == 0 {
+                optimizer.step(&tensors, options)?
+            } else {
+                optimizer.validate_step(&tensors, options)?
+            };
             if !args.skipped.is_null() {
                 *args.skipped = i32::from(outcome == Outcome::Skipped);
             }
@@ -144,8 +167,9 @@ pub unsafe extern "C" fn foam_step(
 }
 
 fn read_options(args: &foam_step_args) -> Result<StepOptions> {
-    if args.flags != 0 {
-        return Err(Error::invalid(format!("args.flags = {:#x}: expected 0", args.flags)));
+    if args.flags & !FOAM_STEP_VALIDATE != 0 {
+        let message = format!("args.flags = {:#x}: expected 0 or FOAM_STEP_VALIDATE", args.flags);
+        return Err(Error::invalid(message));
     }
     if args.lr < 0.0 || args.lr.is_infinite() {
         return Err(Error::invalid(format!(
@@ -228,7 +252,8 @@ unsafe fn read_tensor(
             return refuse(
                 Kind::ShapeMismatch,
                 format!("shape[{axis}] = {size}: expected {} ({wanted:?})", wanted[axis]),
-            );
+            )
+            .map_err(|e: Error| e.on_axis(axis));
         }
         if !tensor.strides.is_null() {
             // SAFETY: strides that are not NULL are `ndim` numbers.
@@ -239,7 +264,8 @@ unsafe fn read_tensor(
                     format!(
                         "strides[{axis}] = {stride}: expected {expected_stride}, row-major contiguous memory (make a contiguous copy)"
                     ),
-                );
+                )
+                .map_err(|e: Error| e.on_axis(axis));
             }
         }
         expected_stride *= size;

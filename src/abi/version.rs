@@ -11,8 +11,9 @@ pub const FOAM_ABI_MINOR: u32 = 1;
 
 static BUILD_INFO: Lazy<CString> = Lazy::new(|| {
     let text = format!(
-        "libfoam {} (ABI {FOAM_ABI_MAJOR}.{FOAM_ABI_MINOR}, {}, {}), backends: cpu (faer), cuda (loaded at run time)",
+        "libfoam {} (ABI {FOAM_ABI_MAJOR}.{FOAM_ABI_MINOR}, API {}, {}, {}), backends: cpu (faer), cuda (loaded at run time)",
         env!("CARGO_PKG_VERSION"),
+        super::api::FOAM_API_VERSION,
         env!("FOAM_TARGET"),
         env!("FOAM_PROFILE"),
     );
@@ -25,7 +26,7 @@ pub extern "C" fn foam_abi_version() -> u32 {
     (FOAM_ABI_MAJOR << 16) | FOAM_ABI_MINOR
 }
 
-/// One line about the build: version, ABI, target and backends. Valid as long as the library is.
+/// One line about the build: version, ABI, version of `foam_api`, target and backends. Valid as long as the library is.
 #[unsafe(no_mangle)]
 pub extern "C" fn foam_build_info() -> *const c_char {
     BUILD_INFO.as_ptr()

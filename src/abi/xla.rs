@@ -6,6 +6,7 @@ mod frame;
 mod handler;
 
 use super::boundary;
+use super::float_env;
 use crate::engine::ports::Verb;
 use crate::error::{Error, Kind};
 use frame::{CallFrame, ErrorCreateArgs, STAGE_EXECUTE};
@@ -97,6 +98,7 @@ unsafe fn handle(name: &str, verb: Verb, platform: &Platform, call_frame: *mut c
             return std::ptr::null_mut();
         }
         let frame = &*frame;
+        let _floats = float_env::standard();
         let outcome = catch_unwind(AssertUnwindSafe(|| handler::perform(verb, platform, frame)))
             .unwrap_or_else(|payload| Err(boundary::panic_error(&*payload)));
         match outcome {

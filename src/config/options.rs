@@ -3,7 +3,7 @@
 
 use super::choices::*;
 use super::{Config, Device};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 
 /// An interval of reals, open or closed at each end.
 #[derive(Clone, Copy, Debug)]
@@ -46,36 +46,60 @@ enum Access {
     Device,
 }
 
-/// One option: its key and how to reach it.
+/// Whether an option of a live optimizer may change.
+#[derive(Clone, Copy)]
+enum Change {
+    /// At any time: no state depends on it.
+    Live,
+    /// As long as this stays what it is, for the reason given.
+    While(fn(&Config) -> bool, &'static str),
+    /// Never, for the reason given.
+    Fixed(&'static str),
+}
+use Change::{Fixed, Live, While};
+
+const BLOCKS: Change = Fixed("it cuts the parameters into blocks");
+const BUFFERS: Change = Fixed("it decides which buffers the state has");
+const FIRST_BASIS: Change = Fixed("it decides when the first basis is made");
+const MADE_WITH: Change = Fixed("the bases, roots or moments in use were made with it");
+
+/// One option: its key, how to reach it, and whether it may change while an optimizer lives.
 pub struct OptionSpec {
     /// The option's name, the same in the C struct, the strings and the documents.
     pub key: &'static str,
     access: Access,
+    change: Change,
 }
 
 macro_rules! real {
-    ($field:ident, $range:expr) => {
+    ($field:ident, $range:expr, $change:expr) => {
         OptionSpec {
             key: stringify!($field),
             access: Access::Real(|c| c.$field, |c, v| c.$field = v, $range),
+            change: $change,
         }
     };
 }
 macro_rules! whole {
-    ($field:ident, $range:expr) => {
+    ($field:ident, $range:expr, $change:expr) => {
         OptionSpec {
             key: stringify!($field),
             access: Access::Whole(|c| c.$field, |c, v| c.$field = v, $range),
+            change: $change,
         }
     };
 }
 macro_rules! flag {
-    ($field:ident) => {
-        OptionSpec { key: stringify!($field), access: Access::Flag(|c| c.$field, |c, v| c.$field = v) }
+    ($field:ident, $change:expr) => {
+        OptionSpec {
+            key: stringify!($field),
+            access: Access::Flag(|c| c.$field, |c, v| c.$field = v),
+            change: $change,
+        }
     };
 }
 macro_rules! named {
-    ($field:ident, $type:ident) => {
+    ($field:ident, $type:ident, $change:expr) => {
         OptionSpec {
             key: stringify!($field),
             access: Access::Named {
@@ -89,6 +113,7 @@ macro_rules! named {
                 },
                 names: $type::names,
             },
+            change: $change,
         }
     };
 }
@@ -98,42 +123,46 @@ const MOST: i64 = 1 << 53;
 
 /// Every option, in the order of the documents.
 pub const OPTIONS: &[OptionSpec] = &[
-    named!(policy, Policy),
-    named!(cadence, Cadence),
-    whole!(check_period, 1..=MOST),
-    whole!(start_step, 0..=MOST),
-    flag!(bias_correction),
-    real!(root, Range::NONNEGATIVE),
-    real!(exponent_multiplier, Range::POSITIVE),
-    real!(beta1, Range::BELOW_ONE),
-    real!(beta2, Range::UNIT),
-    real!(epsilon, Range::POSITIVE),
-    real!(epsilon_left, Range::NONNEGATIVE),
-    real!(epsilon_right, Range::NONNEGATIVE),
-    real!(epsilon_max, Range::POSITIVE),
-    real!(tau, Range::POSITIVE),
-    real!(residual_threshold, Range::NONNEGATIVE),
-    whole!(max_factor_dim, 1..=i64::MAX),
-    flag!(merge_dims),
-    named!(grafting, Grafting),
-    real!(grafting_beta2, Range::BELOW_ONE),
-    real!(grafting_epsilon, Range::NONNEGATIVE),
-    flag!(normalized_grafting),
-    real!(momentum, Range::BELOW_ONE),
-    flag!(nesterov),
-    flag!(ema_momentum),
-    flag!(nadam),
-    real!(weight_decay, Range::NONNEGATIVE),
-    flag!(decoupled_weight_decay),
-    real!(lr, Range::NONNEGATIVE),
-    named!(statistic_dtype, StatisticDtype),
-    named!(negative_eigenvalues, NegativeEigenvalues),
-    flag!(noise_floor),
-    named!(nonfinite, Nonfinite),
-    whole!(num_threads, 0..=1024),
-    OptionSpec { key: "device", access: Access::Device },
-    named!(inject_fault, InjectFault),
-    whole!(inject_fault_step, 1..=MOST),
+    named!(policy, Policy, BUFFERS),
+    named!(cadence, Cadence, FIRST_BASIS),
+    whole!(check_period, 1..=MOST, Live),
+    whole!(start_step, 0..=MOST, FIRST_BASIS),
+    flag!(bias_correction, MADE_WITH),
+    real!(root, Range::NONNEGATIVE, MADE_WITH),
+    real!(exponent_multiplier, Range::POSITIVE, MADE_WITH),
+    real!(beta1, Range::BELOW_ONE, While(|c| c.beta1 > 0.0, "0 and more than 0 have different buffers")),
+    real!(beta2, Range::UNIT, While(|c| c.beta2 >= 1.0, "1 means a plain sum, anything else an average")),
+    real!(epsilon, Range::POSITIVE, Live),
+    real!(epsilon_left, Range::NONNEGATIVE, Live),
+    real!(epsilon_right, Range::NONNEGATIVE, Live),
+    real!(epsilon_max, Range::POSITIVE, Live),
+    real!(tau, Range::POSITIVE, Live),
+    real!(residual_threshold, Range::NONNEGATIVE, Live),
+    whole!(max_factor_dim, 1..=i64::MAX, BLOCKS),
+    flag!(merge_dims, BLOCKS),
+    named!(grafting, Grafting, BUFFERS),
+    real!(grafting_beta2, Range::BELOW_ONE, Live),
+    real!(grafting_epsilon, Range::NONNEGATIVE, Live),
+    flag!(normalized_grafting, MADE_WITH),
+    real!(
+        momentum,
+        Range::BELOW_ONE,
+        While(|c| c.momentum > 0.0, "0 and more than 0 have different buffers")
+    ),
+    flag!(nesterov, Live),
+    flag!(ema_momentum, Live),
+    flag!(nadam, Live),
+    real!(weight_decay, Range::NONNEGATIVE, Live),
+    flag!(decoupled_weight_decay, Live),
+    real!(lr, Range::NONNEGATIVE, Live),
+    named!(statistic_dtype, StatisticDtype, Fixed("it is the type of the state")),
+    named!(negative_eigenvalues, NegativeEigenvalues, Live),
+    flag!(noise_floor, Live),
+    named!(nonfinite, Nonfinite, Live),
+    whole!(num_threads, 0..=1024, Fixed("threads and workspace are made for it")),
+    OptionSpec { key: "device", access: Access::Device, change: Fixed("the state lies there") },
+    named!(inject_fault, InjectFault, Live),
+    whole!(inject_fault_step, 1..=MOST, Live),
 ];
 
 pub(super) fn find(key: &str) -> Result<&'static OptionSpec> {
@@ -145,6 +174,30 @@ pub(super) fn find(key: &str) -> Result<&'static OptionSpec> {
 }
 
 impl OptionSpec {
+    /// Whether the option may change while an optimizer lives.
+    pub fn is_live(&self) -> bool {
+        !matches!(self.change, Fixed(_))
+    }
+
+    /// Refuses a change from one configuration to another that the state of a live optimizer does not follow.
+    pub(super) fn check_change(&self, from: &Config, to: &Config) -> Result<()> {
+        let (same, reason) = match self.change {
+            Live => return Ok(()),
+            While(side, reason) => (side(from) == side(to), reason),
+            Fixed(reason) => (self.read(from) == self.read(to), reason),
+        };
+        if same {
+            return Ok(());
+        }
+        let (key, old, new) = (self.key, self.read(from), self.read(to));
+        Err(Error::new(
+            Kind::Unsupported,
+            format!(
+                "option '{key}' = '{new}' of a live optimizer, which has {old}: {reason}; create a new optimizer"
+            ),
+        ))
+    }
+
     fn refuse(&self, value: &str, expected: &str) -> Error {
         Error::invalid(format!("option '{}' = '{value}': expected {expected}", self.key))
     }

@@ -25,7 +25,10 @@ impl Optimizer {
         let blocks = plan.blocks.len();
         let block = within(block, blocks).ok_or_else(|| refuse("block", block, blocks))?;
         let factors = self.plan().blocks[plan.blocks.start + block].factors.clone();
-        let axis = within(axis, factors.len()).ok_or_else(|| refuse("axis", axis, factors.len()))?;
+        let axis = within(axis, factors.len()).ok_or_else(|| {
+            let error = refuse("axis", axis, factors.len());
+            usize::try_from(axis).map_or(error.clone(), |axis| error.on_axis(axis))
+        })?;
         Ok(factors.start + axis)
     }
 

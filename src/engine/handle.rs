@@ -1,6 +1,6 @@
 //! An optimizer that owns its State: what a handle of the C ABI holds.
 
-use super::plan::{Content, ParamSpec, Plan, SlotId};
+use super::plan::{Content, FactorPlan, ParamSpec, Plan, SlotId};
 use super::rules::Rules;
 use super::{Clock, Engine, Log};
 use crate::config::{Config, Grafting, Nonfinite};
@@ -9,6 +9,7 @@ use crate::error::{Error, Kind, Result};
 use crate::memory::Allocator;
 use crate::preconditioner::{FactorRecord, cadence};
 use crate::tensor::TensorRef;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// The tensors of one step, validated, in the order of the plan's parameters.
@@ -124,6 +125,17 @@ impl Optimizer {
             return Err(error);
         }
         let begun = Instant::now();
+        let (rules, waits) = self.begin(tensors, options)?;
+        if let Some(block) = self.engine.inspect(&rules)? {
+            return self.engine.refuse(block);
+        }
+        let outcome = self.take_step(&rules, waits).map_err(|cause| self.lose(cause))?;
+        self.engine.totals.seconds_total += begun.elapsed().as_secs_f64();
+        Ok(outcome)
+    }
+
+    /// Points the device at the state and the tensors. Gives the rules of the step, and whether it checks.
+    fn begin(&mut self, tensors: &Tensors, options: StepOptions) -> Result<(Rules, bool)> {
         let lr = options.lr.unwrap_or(self.engine.config.lr);
         let rules = Rules::new(&self.engine.config, -lr, options.grad_scale);
         let waits = self.place_blocks(tensors);
@@ -141,12 +153,7 @@ impl Optimizer {
         };
         // SAFETY: the state is ours, and the tensors are valid for the call.
         unsafe { self.engine.device.bind(&binding)? };
-        if let Some(block) = self.engine.inspect(&rules)? {
-            return self.engine.refuse(block);
-        }
-        let outcome = self.take_step(&rules, waits).map_err(|cause| self.lose(cause))?;
-        self.engine.totals.seconds_total += begun.elapsed().as_secs_f64();
-        Ok(outcome)
+        Ok((rules, waits))
     }
 
     /// The part of a step that writes.
@@ -283,6 +290,48 @@ impl Optimizer {
         let Some(array) = self.plan().array(stack, content) else { return Ok(()) };
         // SAFETY: the array of all blocks of the stack.
         unsafe { self.engine.device.write(bytes, self.arrays[array]) }
+    }
+}
+
+impl Optimizer {
+    /// The plan of an optimizer that is not made: what [`Optimizer::new`] would refuse about the options and the
+    /// parameters is refused.
+    pub fn plan_for(config: &Config, specs: Vec<ParamSpec>) -> Result<Plan> {
+        config.validate()?;
+        check_specs(config, &specs)?;
+        Plan::new(config, specs)
+    }
+
+    /// Takes over options that do not shape the state ([`Config::changed`] gives such a configuration).
+    pub fn set_config(&mut self, config: Config) {
+        let plan = &self.engine.plan;
+        let base =
+            |factor: &FactorPlan| config.base_epsilon(plan.blocks[factor.block].dims.len(), factor.axis);
+        if plan.factors.iter().any(|factor| factor.epsilon != base(factor)) {
+            let mut changed = Plan::clone(plan);
+            for (new, old) in changed.factors.iter_mut().zip(&plan.factors) {
+                new.epsilon = base(old);
+            }
+            self.engine.plan = Arc::new(changed);
+        }
+        self.engine.config = config;
+    }
+
+    /// Finds what [`Optimizer::step`] would refuse, and changes nothing. A device that works on its own does not
+    /// look at the gradients.
+    pub fn validate_step(&mut self, tensors: &Tensors, options: StepOptions) -> Result<Outcome> {
+        if let Some(error) = &self.deferred {
+            return Err(error.clone());
+        }
+        if !self.engine.device.is_synchronous() {
+            return Ok(Outcome::Stepped);
+        }
+        let (rules, _) = self.begin(tensors, options)?;
+        match self.engine.inspect(&rules)? {
+            None => Ok(Outcome::Stepped),
+            Some(_) if self.engine.config.nonfinite == Nonfinite::Skip => Ok(Outcome::Skipped),
+            Some(block) => Err(self.engine.not_finite(self.plan().blocks[block].param)),
+        }
     }
 }
 

@@ -18,15 +18,6 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Verb::Accumulate => "accumulate",
-            Verb::Check => "check",
-            Verb::Apply => "apply",
-        }
-    }
-
     fn reads(self, content: Content) -> bool {
         use SlotKind::{Filter, InverseRoot, Moment, Momentum, Statistic};
         match (self, content) {

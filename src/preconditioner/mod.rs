@@ -180,3 +180,29 @@ impl FactorRecord {
         asked && (counters.last_refresh != counters.last_check || counters.evd_calls == 0)
     }
 }
+
+/// A field of a factor's record, for whoever reads records as words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordField {
+    /// Its name, as in `foam_factor_info`.
+    pub name: &'static str,
+    /// Its first byte within the record.
+    pub offset: usize,
+    /// A double; else a 64-bit whole number.
+    pub real: bool,
+}
+
+/// Every field of a record, in the order of its words: the gauges, then the counters.
+pub fn record_fields() -> impl Iterator<Item = RecordField> {
+    let fields = Gauges::FIELDS
+        .iter()
+        .map(|name| (*name, true))
+        .chain(Counters::FIELDS.iter().map(|name| (*name, false)));
+    // In a list of a factor's statistics the branch of the last check is called so.
+    let public = |name| if name == "branch" { "last_branch" } else { name };
+    fields.enumerate().map(move |(place, (name, real))| RecordField {
+        name: public(name),
+        offset: 8 * place,
+        real,
+    })
+}

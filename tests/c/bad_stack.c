@@ -162,6 +162,7 @@ static void arguments(void) {
     ACCUMULATE(FOAM_INVALID_ARGUMENT, "args.grad_scale = 0", args.grad_scale = 0.0);
     ACCUMULATE(FOAM_INVALID_ARGUMENT, "args.grad_scale", args.grad_scale = (double)NAN);
     APPLY(FOAM_INVALID_ARGUMENT, "args.scale = inf", args.scale = (double)INFINITY);
+    APPLY(FOAM_INVALID_ARGUMENT, "scale = 1e39", args.scale = -1e39);
     ACCUMULATE(FOAM_INVALID_ARGUMENT, "args.state_count = 12|13", args.state_count = 12);
     ACCUMULATE(FOAM_INVALID_ARGUMENT, "args.state is NULL|13", args.state = NULL);
     ACCUMULATE(FOAM_INVALID_ARGUMENT, "args.grads: is NULL|[3,6,4]", args.grads = NULL);

@@ -33,7 +33,7 @@ static void arguments(model *m) {
     STEP(m, FOAM_INVALID_ARGUMENT, -1, "count|4|5", args.count = MODEL_PARAMS - 1);
     STEP(m, FOAM_INVALID_ARGUMENT, -1, "count|0|5", args.count = 0);
     STEP(m, FOAM_INVALID_ARGUMENT, -1, "count|5", args.count = SIZE_MAX);
-    STEP(m, FOAM_INVALID_ARGUMENT, -1, "flags|0", args.flags = 1);
+    STEP(m, FOAM_INVALID_ARGUMENT, -1, "flags|FOAM_STEP_VALIDATE", args.flags = 2);
     STEP(m, FOAM_INVALID_ARGUMENT, -1, "lr", args.lr = -0.1);
     STEP(m, FOAM_INVALID_ARGUMENT, -1, "lr", args.lr = (double)INFINITY);
     STEP(m, FOAM_INVALID_ARGUMENT, -1, "lr", args.lr = -(double)INFINITY);

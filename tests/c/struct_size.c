@@ -143,6 +143,36 @@ static void step_arguments(void) {
     model_close(&other);
 }
 
+/* A size that ends within a field says nothing about that field. */
+static void halves(void) {
+    model m;
+    char text[64];
+    foam_config config;
+    model_start(&m, 4);
+    OK(&m.error, foam_config_init(&config, sizeof config, NULL, &m.error));
+    config.tau = 0.5;
+    memset(&config.residual_threshold, 0x5a, sizeof config - offsetof(foam_config, residual_threshold));
+    for (uint32_t part = 0; part < 8; part++) {
+        config.struct_size = (uint32_t)offsetof(foam_config, residual_threshold) + part;
+        OK(&m.error, foam_config_get(&config, "residual_threshold", text, sizeof text, &m.error));
+        CHECK(strcmp(text, "0.1") == 0);
+        OK(&m.error, foam_config_get(&config, "tau", text, sizeof text, &m.error));
+        CHECK(strcmp(text, "0.5") == 0);
+    }
+    /* Half a pointer is none: the log callback behind it is not called, the tensors of a step are missing. */
+    foam_step_args args = model_args(&m);
+    args.skipped = (int32_t *)(void *)(uintptr_t)0x5a5a5a5a5a5a5a5aull;
+    args.struct_size = offsetof(foam_step_args, skipped) + 4;
+    OK(&m.error, foam_step(m.optimizer, &args, &m.error));
+    /* What is written is whole fields, and zeros behind them. */
+    foam_stats_info info;
+    memset(&info, 0x5a, sizeof info);
+    info.struct_size = offsetof(foam_stats_info, params) + 4;
+    OK(&m.error, foam_stats(m.optimizer, &info, &m.error));
+    CHECK(info.steps == 5 && info.params == 0x5a5a5a5a00000000ull);
+    model_close(&m);
+}
+
 static void figures(void) {
     enum { SHORT = offsetof(foam_stats_info, blocks), ROOM = 32 };
     model m;
@@ -228,6 +258,7 @@ int main(void) {
     configurations();
     descriptions();
     step_arguments();
+    halves();
     figures();
     error_records();
     return check_result("struct_size");

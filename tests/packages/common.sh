@@ -10,6 +10,8 @@ cd "$SCRATCH"
 
 VERSION=$(sed -n 's/^version = "\(.*\)"/\1/p' "$ROOT/Cargo.toml" | head -n 1)
 SONAME=libfoam.so.$(sed -n 's/^#define FOAM_ABI_MAJOR //p' "$ROOT/include/foam.h")
+# While the major version is 0 the minor one is part of the name.
+[ "$SONAME" != libfoam.so.0 ] || SONAME=libfoam.so.0.$(sed -n 's/^#define FOAM_ABI_MINOR //p' "$ROOT/include/foam.h")
 
 fail() {
     echo "FAILED: $*" >&2

@@ -18,8 +18,8 @@ from pathlib import Path
 
 wheel, root = Path(sys.argv[1]), Path(sys.argv[2])
 package = root / "bindings" / "python" / "foam"
-abi = re.search(r"^#define FOAM_ABI_MAJOR (\d+)", (root / "include/foam.h").read_text(), re.MULTILINE).group(1)
-SONAME = f"libfoam.so.{abi}"
+abi = dict(re.findall(r"^#define FOAM_ABI_(MAJOR|MINOR) (\d+)", (root / "include/foam.h").read_text(), re.MULTILINE))
+SONAME = f"libfoam.so.0.{abi['MINOR']}" if abi["MAJOR"] == "0" else f"libfoam.so.{abi['MAJOR']}"
 LIBRARY = f"foam/lib/{SONAME}"
 
 

@@ -49,7 +49,7 @@ def command():
 def c_program(tmp_path_factory, library):
     """`trajectory.c`, compiled against the header and linked with the library under test."""
     folder = tmp_path_factory.mktemp("c")
-    for name in ("libfoam.so", "libfoam.so.0"):
+    for name in ("libfoam.so", "libfoam.so.0.1"):
         (folder / name).symlink_to(library)
     program = folder / "trajectory"
     compiler = os.environ.get("CC", "cc").split()

@@ -38,7 +38,7 @@ def where(command, site, **environment):
 def test_the_variable_comes_before_the_package_and_that_before_the_system(command, package, library, tmp_path):
     system = tmp_path / "system"
     system.mkdir()
-    (system / "libfoam.so.0").symlink_to(library)
+    (system / "libfoam.so.0.1").symlink_to(library)
     named = tmp_path / "named.so"
     named.symlink_to(library)
     loader = {"LD_LIBRARY_PATH": str(system)}
@@ -72,7 +72,7 @@ def test_without_a_library_everything_that_was_tried_is_listed(command, package)
         "LibraryError",
         "package: ",
         "foam/lib/libfoam.so: no such file",
-        "system loader: libfoam.so.0: ",
+        "system loader: libfoam.so.0.1: ",
         "FOAM_LIBRARY",
     ):
         assert words in done.stderr, done.stderr

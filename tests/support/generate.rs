@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// The order in which a person would want to read the header; other modules follow by name.
-const READING_ORDER: [&str; 13] = [
+const READING_ORDER: [&str; 19] = [
     "version",
     "status",
     "tensor",
@@ -11,16 +11,22 @@ const READING_ORDER: [&str; 13] = [
     "param",
     "handle",
     "step",
+    "live",
     "stats",
     "inspect",
+    "blocks",
     "checkpoint",
     "stack",
     "stack_args",
+    "stack_ports",
+    "record",
     "xla",
+    "probe",
+    "api",
 ];
 
 /// Modules of `src/abi` that hold nothing of the interface.
-const PRIVATE: [&str; 2] = ["boundary", "mod"];
+const PRIVATE: [&str; 3] = ["boundary", "float_env", "mod"];
 
 /// Set after the struct, where a reader looks for it.
 const ERROR_INIT: &str = "
@@ -40,12 +46,51 @@ pub fn header(root: &Path) -> String {
     let mut raw = Vec::new();
     builder.generate().expect("cbindgen reads src/abi").write(&mut raw);
     let raw = String::from_utf8(raw).expect("the header is UTF-8");
-    in_order_of(&sources, &prose(&raw))
+    with_table(&in_order_of(&sources, &prose(&raw)))
+}
+
+/// Puts the struct of all functions in front of the one function that gives it. It is made of the functions'
+/// prototypes in the order of the library's own list.
+fn with_table(header: &str) -> String {
+    let mut fields = String::new();
+    for name in foam::abi::FOAM_API_FUNCTIONS {
+        let prototype = prototype(header, name);
+        let (before, after) = prototype.split_once(&format!("{name}(")).expect("a prototype has its name");
+        let arguments: Vec<&str> = after.split_whitespace().collect();
+        let field = name.strip_prefix("foam_").expect("a function of the library is called so");
+        fields.push_str(&format!(
+            "    /** `{name}` */\n    {}(*{field})({}\n",
+            before,
+            arguments.join(" ").replace("* ", "*")
+        ));
+    }
+    let table = format!(
+        "/**\n * All functions of the library, each under its name without `foam_`. Later versions only append.\n */\n\
+         typedef struct foam_api {{\n    /** Bytes of the table. */\n    uint32_t struct_size;\n    \
+         /** `FOAM_API_VERSION` of the library. */\n    uint32_t version;\n{fields}}} foam_api;\n\n"
+    );
+    let function = "foam_get_api(uint32_t version);";
+    let end = header.find(function).expect("the header declares foam_get_api");
+    let start = header[..end].rfind("\n\n").expect("an item before it") + 2;
+    format!("{}{table}{}", &header[..start], &header[start..])
+}
+
+/// The declaration of a function, from its result to its semicolon.
+fn prototype<'a>(header: &'a str, name: &str) -> &'a str {
+    let at = [' ', '*'].iter().find_map(|before| header.find(&format!("{before}{name}(")));
+    let at = at.unwrap_or_else(|| panic!("{name} is declared"));
+    let start = header[..at].rfind('\n').expect("it begins in a line") + 1;
+    let end = start + header[start..].find(';').expect("it ends with a semicolon") + 1;
+    &header[start..end]
 }
 
 /// The names of the functions that a header declares, sorted.
 pub fn functions(header: &str) -> Vec<String> {
     let code = without_comments(header);
+    let code = match (code.find("typedef struct foam_api {"), code.find("} foam_api;")) {
+        (Some(start), Some(end)) => format!("{}{}", &code[..start], &code[end + "} foam_api;".len()..]),
+        _ => code,
+    };
     let declarations: Vec<&str> =
         code.lines().filter(|line| !line.starts_with('#') && !line.starts_with("extern")).collect();
     let mut names: Vec<String> = declarations

@@ -19,6 +19,10 @@ pub fn list() -> String {
         stack(),
         stack_buffer(),
         stack_args(),
+        block_info(),
+        stack_port(),
+        record_field(),
+        api(),
     ] {
         text.push('\n');
         text.push_str(&table);
@@ -212,3 +216,40 @@ layout!(
         grad_scale,
     }
 );
+layout!(
+    block_info,
+    foam_block_info {
+        struct_size,
+        ndim,
+        param_index,
+        block,
+        stack,
+        offset,
+        elements,
+        factors,
+        step_cost,
+        check_cost,
+        refresh_cost,
+        state_bytes,
+        shape,
+        strides,
+    }
+);
+layout!(
+    stack_port,
+    foam_stack_port { struct_size, flags, state, ndim, dtype_count, reserved, dtypes, shape, name }
+);
+layout!(record_field, foam_record_field { struct_size, kind, word, words, name });
+
+/// The table of all functions: two numbers, then an address for each function.
+fn api() -> String {
+    let pointer = size_of::<*const u8>();
+    let mut text = format!("STRUCT(foam_api, {}, {})\n", size_of::<foam_api>(), align_of::<foam_api>());
+    text.push_str(&format!("FIELD(foam_api, struct_size, {}, 4)\n", offset_of!(foam_api, struct_size)));
+    text.push_str(&format!("FIELD(foam_api, version, {}, 4)\n", offset_of!(foam_api, version)));
+    for (place, name) in FOAM_API_FUNCTIONS.iter().enumerate() {
+        let field = name.strip_prefix("foam_").expect("a function of the library is called so");
+        text.push_str(&format!("FIELD(foam_api, {field}, {}, {pointer})\n", 8 + place * pointer));
+    }
+    text
+}

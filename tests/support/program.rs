@@ -71,8 +71,13 @@ pub static LIBRARIES: LazyLock<PathBuf> = LazyLock::new(|| {
 });
 
 /// The name that programs record when they are linked with the library.
-fn soname() -> String {
-    format!("libfoam.so.{}", foam::abi::FOAM_ABI_MAJOR)
+pub fn soname() -> String {
+    use foam::abi::{FOAM_ABI_MAJOR, FOAM_ABI_MINOR};
+    if FOAM_ABI_MAJOR == 0 {
+        format!("libfoam.so.0.{FOAM_ABI_MINOR}")
+    } else {
+        format!("libfoam.so.{FOAM_ABI_MAJOR}")
+    }
 }
 
 /// The headers of today.

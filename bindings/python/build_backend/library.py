@@ -87,10 +87,11 @@ def cargo_metadata(*arguments: str) -> Dict[str, Any]:
 def soname() -> str:
     """The name under which the loader knows the library."""
     header = (ROOT / "include" / "foam.h").read_text(encoding="utf-8")
-    match = re.search(r"^#define FOAM_ABI_MAJOR (\d+)", header, re.MULTILINE)
-    if not match:
-        raise BuildError("include/foam.h does not define FOAM_ABI_MAJOR")
-    return f"libfoam.so.{match.group(1)}"
+    numbers = dict(re.findall(r"^#define FOAM_ABI_(MAJOR|MINOR) (\d+)", header, re.MULTILINE))
+    if len(numbers) != 2:
+        raise BuildError("include/foam.h does not define FOAM_ABI_MAJOR and FOAM_ABI_MINOR")
+    # While the major version is 0 a minor one may break callers.
+    return f"libfoam.so.0.{numbers['MINOR']}" if numbers["MAJOR"] == "0" else f"libfoam.so.{numbers['MAJOR']}"
 
 
 def stripped(path: Path) -> bytes:

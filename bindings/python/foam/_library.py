@@ -1,5 +1,7 @@
 """Finds ``libfoam``, loads it once, and declares its functions.
 
+The functions are taken from the library's table (``foam_get_api``).
+
 Looked for in this order; the first that loads is used:
 
 1. the file that the environment variable ``FOAM_LIBRARY`` names, and then nothing else;
@@ -16,7 +18,7 @@ import sys
 import threading
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint32, c_void_p
 from pathlib import Path
-from typing import Callable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from . import _structs
 from .errors import FoamError, LibraryError, from_record
@@ -28,7 +30,9 @@ VARIABLE = "FOAM_LIBRARY"
 
 _PACKAGE = Path(__file__).resolve().parent
 _FILE = "libfoam.dylib" if sys.platform == "darwin" else "libfoam.so"
-_SONAME = "libfoam.dylib" if sys.platform == "darwin" else f"libfoam.so.{_structs.ABI_MAJOR}"
+#: While the major version is 0 a minor one may break callers, so that both are in the name.
+_ABI = f"0.{_structs.ABI_MINOR}" if _structs.ABI_MAJOR == 0 else str(_structs.ABI_MAJOR)
+_SONAME = "libfoam.dylib" if sys.platform == "darwin" else f"libfoam.so.{_ABI}"
 
 
 class Attempt(NamedTuple):
@@ -45,7 +49,7 @@ class Attempt(NamedTuple):
 class Library:
     """The loaded library and how it was found."""
 
-    def __init__(self, functions: ctypes.CDLL, path: str, how: str) -> None:
+    def __init__(self, functions: Any, path: str, how: str) -> None:
         self.functions = functions
         self.path = path
         self.how = how
@@ -86,9 +90,7 @@ def _find() -> Library:
         try:
             if missing:
                 raise LibraryError(missing)
-            functions = ctypes.CDLL(target)
-            _check_version(functions, target)
-            _declare(functions)
+            functions = _Functions(ctypes.CDLL(target))
             library = Library(functions, _mapped_path(functions, target), how)
         except (OSError, AttributeError, FoamError) as cause:
             _attempts.append(Attempt(how, target, str(cause)))
@@ -125,10 +127,22 @@ def _candidates() -> Iterator[Tuple[str, str, str]]:
             yield "source checkout", str(path), "" if path.is_file() else "no such file (cargo build makes it)"
 
 
-def _check_version(functions: ctypes.CDLL, target: str) -> None:
-    functions.foam_abi_version.restype = c_uint32
-    functions.foam_abi_version.argtypes = []
-    version = functions.foam_abi_version()
+class _Functions:
+    """The functions of ``foam.h`` as attributes, each with its types."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library  # keeps it loaded
+        _check_version(library)
+        table = _table(library)
+        for name, (result, arguments) in _prototypes().items():
+            address = getattr(table, name[len("foam_") :])
+            setattr(self, name, ctypes.CFUNCTYPE(result, *arguments)(address))
+
+
+def _check_version(library: ctypes.CDLL) -> None:
+    library.foam_abi_version.restype = c_uint32
+    library.foam_abi_version.argtypes = []
+    version = library.foam_abi_version()
     major, minor = version >> 16, version & 0xFFFF
     ours = (_structs.ABI_MAJOR, _structs.ABI_MINOR)
     # Additions raise the minor version and keep old callers working; anything else raises the major one.
@@ -136,7 +150,19 @@ def _check_version(functions: ctypes.CDLL, target: str) -> None:
         raise LibraryError(f"has ABI {major}.{minor}; this package needs {ours[0]}.{ours[1]} or a later {ours[0]}.x")
 
 
-def _mapped_path(functions: ctypes.CDLL, target: str) -> str:
+def _table(library: ctypes.CDLL) -> _structs.Api:
+    """The library's table of functions."""
+    if not hasattr(library, "foam_get_api"):
+        raise LibraryError("has no foam_get_api: it is older than this package; build or install it anew")
+    get = library.foam_get_api
+    get.restype, get.argtypes = POINTER(_structs.Api), [c_uint32]
+    table = get(_structs.API_VERSION)
+    if not table:
+        raise LibraryError(f"has no foam_api of version {_structs.API_VERSION}: it is older than this package")
+    return table.contents
+
+
+def _mapped_path(functions: Any, target: str) -> str:
     """Where the library really lies: the system's loader only got a name."""
     if os.path.isabs(target):
         return target
@@ -153,13 +179,13 @@ def _mapped_path(functions: ctypes.CDLL, target: str) -> str:
     return target
 
 
-def _declare(functions: ctypes.CDLL) -> None:
-    """Result and argument types of every function of ``foam.h``."""
+def _prototypes() -> Dict[str, Tuple[Any, List[Any]]]:
+    """Result and argument types of every function of ``foam_api``."""
     handle, error, status, size_out = c_void_p, POINTER(_structs.Error), c_int32, POINTER(c_size_t)
     config, args = POINTER(_structs.Config), POINTER(_structs.StepArgs)
     stack = POINTER(_structs.Stack)
     place: List[Callable] = [c_int64, c_int64, c_int64]
-    prototypes = {
+    return {
         "foam_abi_version": (c_uint32, []),
         "foam_build_info": (c_char_p, []),
         "foam_status_name": (c_char_p, [c_int32]),
@@ -167,12 +193,26 @@ def _declare(functions: ctypes.CDLL) -> None:
         "foam_config_init": (status, [config, c_uint32, c_char_p, error]),
         "foam_config_set": (status, [config, c_char_p, c_char_p, error]),
         "foam_config_get": (status, [config, c_char_p, c_char_p, c_size_t, error]),
+        "foam_config_validate": (status, [config, error]),
+        "foam_config_check_due": (status, [config, c_int64, POINTER(c_int32), error]),
         "foam_param_init": (status, [POINTER(_structs.Param), c_uint32, error]),
         "foam_create": (status, [config, POINTER(_structs.Param), c_size_t, POINTER(c_void_p), error]),
         "foam_synchronize": (status, [handle, error]),
         "foam_destroy": (None, [handle]),
         "foam_step_args_init": (status, [args, c_uint32, error]),
         "foam_step": (status, [handle, args, error]),
+        "foam_set_option": (status, [handle, c_char_p, c_char_p, error]),
+        "foam_get_option": (status, [handle, c_char_p, c_char_p, c_size_t, error]),
+        "foam_plan_blocks": (
+            status,
+            [config, POINTER(_structs.Param), c_size_t, POINTER(_structs.BlockInfo), c_size_t, c_size_t, size_out, error],
+        ),
+        "foam_blocks": (status, [handle, POINTER(_structs.BlockInfo), c_size_t, c_size_t, size_out, error]),
+        "foam_record_fields": (status, [POINTER(_structs.RecordField), c_size_t, c_size_t, size_out, error]),
+        "foam_stack_ports": (
+            status,
+            [config, stack, c_int32, c_int32, POINTER(_structs.StackPort), c_size_t, c_size_t, size_out, error],
+        ),
         "foam_stats": (status, [handle, POINTER(_structs.StatsInfo), error]),
         "foam_factor_stats": (
             status,
@@ -206,7 +246,3 @@ def _declare(functions: ctypes.CDLL) -> None:
             for platform in ("", "_cuda")
         },
     }
-    for name, (result, arguments) in prototypes.items():
-        function = getattr(functions, name)
-        function.restype = result
-        function.argtypes = arguments

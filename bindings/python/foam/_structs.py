@@ -48,11 +48,27 @@ DTYPE_BFLOAT = 4
 
 PARAM_GRAFTING_ONLY = 1
 
+#: ``FOAM_STEP_VALIDATE``: a step is checked, not taken.
+STEP_VALIDATE = 1
+
+#: ``FOAM_API_VERSION``: the version of the table of functions that is asked for.
+API_VERSION = 1
+
 STACK_GRAFTING_ONLY = 1
 CADENCE_PAPER = 1
 STACK_MAX_NDIM = 8
 STACK_BUFFER_NDIM = 9
 STACK_NAME_SIZE = 32
+BLOCK_MAX_NDIM = 8
+PORT_DTYPES = 4
+
+VERB_ACCUMULATE = 0
+VERB_CHECK = 1
+VERB_APPLY = 2
+PORT_READ = 1
+PORT_WRITTEN = 2
+RECORD_REAL = 0
+RECORD_WHOLE = 1
 
 #: ``FOAM_INFO_*``: what a verb says about a block of a stack.
 INFO_IDLE = 1
@@ -354,6 +370,100 @@ class StackArgs(ctypes.Structure):
     ]
 
 
+class BlockInfo(ctypes.Structure):
+    """``foam_block_info``."""
+
+    _fields_ = (
+        [("struct_size", c_uint32), ("ndim", c_int32)]
+        + [(name, c_int64) for name in ("param_index", "block", "stack", "offset", "elements", "factors")]
+        + [(name, c_uint64) for name in ("step_cost", "check_cost", "refresh_cost", "state_bytes")]
+        + [("shape", c_int64 * BLOCK_MAX_NDIM), ("strides", c_int64 * BLOCK_MAX_NDIM)]
+    )
+
+
+class StackPort(ctypes.Structure):
+    """``foam_stack_port``."""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("state", c_int32),
+        ("ndim", c_int32),
+        ("dtype_count", c_int32),
+        ("reserved", c_uint32),
+        ("dtypes", Dtype * PORT_DTYPES),
+        ("shape", c_int64 * STACK_BUFFER_NDIM),
+        ("name", ctypes.c_char * STACK_NAME_SIZE),
+    ]
+
+
+class RecordField(ctypes.Structure):
+    """``foam_record_field``."""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("kind", c_int32),
+        ("word", c_int32),
+        ("words", c_int32),
+        ("name", ctypes.c_char * STACK_NAME_SIZE),
+    ]
+
+
+#: The functions of ``foam_api`` in order, without ``foam_``. Later versions only append.
+API_FUNCTIONS = (
+    "abi_version",
+    "build_info",
+    "status_name",
+    "config_init",
+    "config_set",
+    "config_get",
+    "config_validate",
+    "config_check_due",
+    "param_init",
+    "create",
+    "destroy",
+    "synchronize",
+    "step_args_init",
+    "step",
+    "set_option",
+    "get_option",
+    "stats",
+    "factor_stats",
+    "factor_read",
+    "exact_gap",
+    "plan_blocks",
+    "blocks",
+    "save_file",
+    "load_file",
+    "save_memory",
+    "load_memory",
+    "stack_init",
+    "stack_layout",
+    "stack_ports",
+    "record_fields",
+    "stack_workspace",
+    "stack_reset",
+    "stack_trim",
+    "stack_args_init",
+    "stack_accumulate",
+    "stack_check",
+    "stack_apply",
+    "xla_accumulate",
+    "xla_check",
+    "xla_apply",
+    "xla_accumulate_cuda",
+    "xla_check_cuda",
+    "xla_apply_cuda",
+    "cuda_probe",
+)
+
+
+class Api(ctypes.Structure):
+    """``foam_api``, the table of all functions, as addresses."""
+
+    _fields_ = [("struct_size", c_uint32), ("version", c_uint32)] + [(name, c_void_p) for name in API_FUNCTIONS]
+
+
 #: Each struct under its name in the header.
 STRUCTS = {
     "foam_error": Error,
@@ -368,4 +478,8 @@ STRUCTS = {
     "foam_stack": Stack,
     "foam_stack_buffer": StackBuffer,
     "foam_stack_args": StackArgs,
+    "foam_block_info": BlockInfo,
+    "foam_stack_port": StackPort,
+    "foam_record_field": RecordField,
+    "foam_api": Api,
 }

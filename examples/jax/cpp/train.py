@@ -2,7 +2,7 @@
 
     python examples/jax/cpp/train.py LIBRARIES [FOLDER]
 
-LIBRARIES holds libfoam.so and libfoam.so.0 (bindings/install.sh makes such a folder); FOLDER takes the compiled
+LIBRARIES holds libfoam.so and libfoam.so.0.1 (bindings/install.sh makes such a folder); FOLDER takes the compiled
 handler (default: a temporary one). Needs jax and a C++17 compiler (`c++`, or what CXX names). A handler that is
 compiled this way runs on JAX releases at least as new as the one whose headers it saw.
 """

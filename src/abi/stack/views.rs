@@ -191,7 +191,12 @@ unsafe fn read_tensor(
     let shape: Vec<i64> = (0..wanted).map(|a| unsafe { tensor.shape.add(a).read_unaligned() }).collect();
     let found = element_of(tensor.dtype);
     let called = found.map_or_else(|| dtype_text(tensor.dtype), |e| e.name().to_string());
-    let element = port.check(&batch, found, &called, &shape)?;
+    let wrong = shape.iter().zip(batch.iter().copied().chain(port.tail.iter().map(|dim| *dim as i64)));
+    let wrong = wrong.enumerate().find(|(_, (size, wanted))| **size != *wanted).map(|(axis, _)| axis);
+    let element = port.check(&batch, found, &called, &shape).map_err(|cause| match wrong {
+        Some(axis) => cause.on_axis(axis),
+        None => cause,
+    })?;
     // SAFETY: strides that are not NULL are `ndim` numbers.
     unsafe { check_strides(tensor, &shape)? };
     if let Some(problem) = wrong_device(tensor.device, device) {
@@ -232,7 +237,8 @@ unsafe fn check_strides(tensor: &foam_tensor, shape: &[i64]) -> Result<()> {
                 format!(
                     "strides[{axis}] = {stride}: expected {expected}, row-major contiguous memory (make a contiguous copy)"
                 ),
-            ));
+            )
+            .on_axis(axis));
         }
         expected *= shape[axis];
     }

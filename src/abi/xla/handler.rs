@@ -1,5 +1,6 @@
 //! What the handlers of all verbs do: attributes and buffers become a stack and its call.
 
+use super::super::param::refuse_stack_rates;
 use super::attributes::Attributes;
 use super::frame::{self, BUFFER, Buffer, Buffers, CallFrame};
 use crate::device::gpu::cuda::probe;
@@ -56,8 +57,12 @@ pub unsafe fn perform(verb: Verb, platform: &Platform, frame: &CallFrame) -> Res
     let taken = if inputs.len() < least {
         Err(Error::invalid("operands are missing"))
     } else {
-        read_stack(verb, &attributes, &inputs)
-            .and_then(|(batch, stack)| Ok((batch, cache::take(&attributes.config, &stack)?)))
+        read_stack(verb, &attributes, &inputs).and_then(|(batch, stack)| {
+            if verb == Verb::Apply {
+                refuse_stack_rates(&attributes.config, &stack, attributes.scale)?;
+            }
+            Ok((batch, cache::take(&attributes.config, &stack)?))
+        })
     };
     // With too few operands other mistakes are only consequences.
     let taken = device.and(taken);

@@ -233,6 +233,8 @@ fn work(job: &Job, worker: usize) {
 }
 
 fn serve(shared: &Shared, worker: usize) {
+    // A thread inherits the environment of the one that starts it, which need not be inside a call.
+    crate::abi::float_env::keep_standard();
     let mut seen = 0;
     loop {
         for _ in 0..SPINS {
