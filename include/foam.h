@@ -753,7 +753,7 @@ typedef struct foam_stack {
 /** Statistics of an axis; the lower triangle of their transpose counts. */
 #define FOAM_STACK_STATISTIC 2
 
-/** Bases of an axis, one eigenvector a row. */
+/** Bases of an axis, one eigenvector per row. */
 #define FOAM_STACK_BASIS 3
 
 /** Spectra of an axis. */

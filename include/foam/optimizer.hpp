@@ -7,7 +7,6 @@
 #include "error.hpp"
 #include "tensor.hpp"
 
-#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -32,9 +31,9 @@ struct StepResult {
 
 /** Figures of the whole optimizer. */
 struct Stats : foam_stats_info {
-    /** Eigendecompositions done of those that stale Shampoo would do, in [0, 1]; NaN before the first check. */
+    /** Eigendecompositions done of those that stale Shampoo would do, in [0, 1]; 0 before the first check. */
     double evd_rate() const noexcept {
-        if (checks == 0) return std::numeric_limits<double>::quiet_NaN();
+        if (checks == 0) return 0.0;
         return static_cast<double>(evd_calls) / static_cast<double>(checks);
     }
 };

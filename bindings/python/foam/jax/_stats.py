@@ -109,7 +109,7 @@ def _states(tree: Any) -> List[Any]:
 
 
 def _rate(figures: Mapping[str, Any]) -> float:
-    return figures["evd_calls"] / figures["checks"] if figures["checks"] else float("nan")
+    return figures["evd_calls"] / figures["checks"] if figures["checks"] else 0.0
 
 
 class _Reader:
