@@ -205,7 +205,7 @@ fn a_checkpoint_of_another_model_is_refused_and_changes_nothing() {
         (change(1, &|s| s.dtype = Dtype::F16), options("foam"), "layer/vector"),
         (change(3, &|s| s.name = "other".to_string()), options("foam"), "other"),
         (specs()[..4].to_vec(), options("foam"), "5 parameters"),
-        (specs(), format!("{} max_factor_dim=4", options("foam")), "blocks/stack0"),
+        (specs(), format!("{} max_factor_dim=4", options("foam")), "/stack1/axis0/gauges"),
         (specs(), format!("{} momentum=0", options("foam")), "tensors"),
         (specs(), format!("{} statistic_dtype=f64", options("foam")), "basis"),
     ];

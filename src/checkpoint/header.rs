@@ -83,7 +83,7 @@ impl Header {
     /// Reads the header and nothing more. At most `most` tensors are kept, all are counted.
     pub fn read(source: &mut dyn Source, most: usize) -> Result<Header> {
         let mut length = [0; 8];
-        let whole = source.len();
+        let whole = source.size();
         if whole < 8 {
             return Err(bad!("not a safetensors file: it has {whole} bytes; expected at least 8"));
         }

@@ -165,12 +165,15 @@ impl<'a> Reader<'a> {
     pub fn whole(&mut self) -> Result<u64> {
         self.peek();
         let begin = self.at;
-        self.number()?;
+        let read = self.number();
         let text = &self.text[begin..self.at];
-        text.parse().or_else(|_| {
-            self.at = begin;
-            self.wrong("a whole number")
-        })
+        read.ok().and_then(|()| text.parse().ok()).map_or_else(
+            || {
+                self.at = begin;
+                self.wrong("a whole number")
+            },
+            Ok,
+        )
     }
 
     fn digits(&mut self) -> Result<()> {

@@ -260,7 +260,7 @@ fn find(
     source: &mut dyn Source,
 ) -> Result<Found> {
     let plan = optimizer.plan();
-    header.check_places(source.len())?;
+    header.check_places(source.size())?;
     let header = &*header;
     check_sums(header, source)?;
     about.check_params(optimizer)?;

@@ -156,7 +156,7 @@ fn write_header(
     place(out, 4 * checksums as u64)?;
     out.write_char('}')?;
     // The tensors begin at a multiple of eight bytes.
-    while out.len() % 8 != 0 {
+    while !out.len().is_multiple_of(8) {
         out.write_char(' ')?;
     }
     Ok(end)

@@ -9,14 +9,14 @@ use std::path::Path;
 /// Bytes with a place each.
 pub trait Source {
     /// How many there are.
-    fn len(&self) -> u64;
+    fn size(&self) -> u64;
     /// Copies the bytes from `at` on.
     fn read_at(&mut self, at: u64, into: &mut [u8]) -> Result<()>;
 }
 
 impl Source for &[u8] {
-    fn len(&self) -> u64 {
-        <[u8]>::len(self) as u64
+    fn size(&self) -> u64 {
+        self.len() as u64
     }
 
     fn read_at(&mut self, at: u64, into: &mut [u8]) -> Result<()> {
@@ -62,7 +62,7 @@ impl<'a> FileSource<'a> {
 }
 
 impl Source for FileSource<'_> {
-    fn len(&self) -> u64 {
+    fn size(&self) -> u64 {
         self.len
     }
 

@@ -70,7 +70,7 @@ pub fn find(
 ) -> Result<Found> {
     let plan = optimizer.plan();
     about.check_params(optimizer)?;
-    header.check_places(source.len())?;
+    header.check_places(source.size())?;
     let index = Index::new(header)?;
     let mut name = Text::default();
     let mut place = |message: fmt::Arguments, dtype: Dtype, shape: &[usize]| {

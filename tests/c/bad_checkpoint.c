@@ -130,7 +130,7 @@ static void other_models(model *m) {
     refused_model(m, other_name, "vector");
     refused_model(m, other_shape, "matrix|expected|[6,4]");
     refused_model(m, other_dtype, "matrix|f64|expected|f32");
-    refused_model(m, other_blocks, "matrix|expected");
+    refused_model(m, other_blocks, "tall|expected");
     refused_model(m, other_momentum, "tensors|expected");
 }
 
