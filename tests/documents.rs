@@ -103,14 +103,3 @@ fn every_link_to_a_file_leads_to_one() {
     }
     assert!(followed > 20, "only {followed} links were found");
 }
-
-#[test]
-fn the_readmes_rust_program_is_the_one_that_the_rust_page_runs() {
-    let rust = programs("rust");
-    let mut own = rust.iter().filter(|program| program.name.starts_with("README"));
-    let program = own.next().expect("the README has a program in Rust");
-    assert!(
-        page("docs/rust.md").contains(&program.text),
-        "its programs are doctests; the README's is not among them"
-    );
-}

@@ -6,7 +6,7 @@ use super::handle::{Need, enter, foam_optimizer, read_params};
 use super::param::foam_param;
 use super::status::{foam_error, foam_status};
 use crate::engine::Optimizer;
-use crate::engine::plan::Plan;
+use crate::engine::plan::{BlockPlan, CLOCK_WORDS, Plan, RECORD_WORDS};
 use crate::error::{Error, Kind, Result};
 use std::collections::HashMap;
 use std::mem::size_of;
@@ -151,7 +151,8 @@ pub unsafe extern "C" fn foam_blocks(
 /// # Safety
 /// The list is as its arguments say.
 unsafe fn write_blocks(plan: &Plan, list: List<foam_block_info>) -> Result<()> {
-    let mut state_bytes = vec![0u64; plan.blocks.len()];
+    let words = |block: &BlockPlan| 4 * (CLOCK_WORDS + RECORD_WORDS * block.factors.len()) as u64;
+    let mut state_bytes: Vec<u64> = plan.blocks.iter().map(words).collect();
     for slot in &plan.slots {
         state_bytes[slot.block] += slot.bytes() as u64;
     }

@@ -30,7 +30,10 @@ def test_the_plan_is_what_the_optimizer_takes(options, dtype):
     planned = foam.plan(arrays, **options)
     with foam.Optimizer(arrays, **options) as optimizer:
         stats, memory, factors = optimizer.stats(), optimizer.memory(), optimizer.factor_stats()
-    assert planned.state_bytes == memory["total"] == stats["state_bytes_host"]
+    # The arrays of a state are aligned; nothing else comes on top.
+    arrays_at_most = 16 * len(SHAPES) * 6
+    assert planned.state_bytes == memory["total"]
+    assert 0 <= stats["state_bytes_host"] - memory["total"] <= 256 * arrays_at_most
     assert memory["params"] == {param.name: param.state_bytes for param in planned.params}
     assert memory["workspace"] == stats["workspace_bytes"]
     assert sum(len(sides) for param in planned.params for sides in param.factors) == stats["factors"] == len(factors)
@@ -53,10 +56,10 @@ def test_a_model_on_the_meta_device_is_planned_without_memory():
         model = nn.Sequential(nn.Linear(20000, 30000, dtype=torch.bfloat16), nn.Linear(8, 8))
     planned = foam.plan(model.named_parameters(), max_factor_dim=8192, merge_dims=False)
     large, small = planned.params[0], planned.params[2]
-    # Three matrices in float32 for each of 12 blocks' factors: more than is made for a look at the blocks.
-    assert large.state_bytes > 20e9 and large.factors is None and large.dtype == "bfloat16"
+    # Three matrices in float32 for each of 12 blocks' factors.
+    assert large.state_bytes > 20e9 and len(large.factors) == 12 and large.dtype == "bfloat16"
     assert small.factors == ((8, 8),)
-    assert re.search(r"0\.weight +\| 30000×20000 bfloat16 \| \? ", planned.table())
+    assert re.search(r"0\.weight +\| 30000×20000 bfloat16 \| 12 ", planned.table())
 
 
 def test_the_torch_optimizer_says_what_its_parameters_take():
@@ -64,9 +67,9 @@ def test_the_torch_optimizer_says_what_its_parameters_take():
     optimizer = FOAM(model, **OPTIONS)
     memory = optimizer.memory()
     assert list(memory["params"]) == ["0.weight", "2.weight", "0.bias", "2.bias"]
-    assert memory["total"] == sum(memory["params"].values()) == optimizer.stats()["state_bytes_host"]
-    # Without a preconditioner: the filtered gradient and Adam's second moment, 16 floats each.
-    assert memory["params"]["0.bias"] == 2 * 16 * 4
+    assert memory["total"] == sum(memory["params"].values()) <= optimizer.stats()["state_bytes_host"]
+    # Without a preconditioner: the filtered gradient and Adam's second moment, 16 floats each, and a clock.
+    assert memory["params"]["0.bias"] == 2 * 16 * 4 + 16
 
 
 def test_shapes_that_cannot_be_are_refused_by_name():
