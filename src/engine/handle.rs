@@ -3,6 +3,7 @@
 use super::plan::{Content, FactorPlan, ParamSpec, Plan, SlotId};
 use super::rules::Rules;
 use super::{Clock, Engine, Log};
+use crate::checkpoint::reserved;
 use crate::config::{Config, Grafting, Nonfinite};
 use crate::device::{Binding, Site, Sites};
 use crate::error::{Error, Kind, Result};
@@ -69,7 +70,8 @@ impl Optimizer {
         let arrays = engine.plan.arrays.iter().map(|extent| base + extent.offset as u64).collect();
         let sites = vec![Site::ABSENT; engine.plan.blocks.len()];
         let mut made = Optimizer { engine, arrays, sites, deferred: None, lost: false };
-        made.store_times()?;
+        let words = made.words(&made.engine.clocks, &made.engine.records)?;
+        made.store_words(&words)?;
         Ok(made)
     }
 
@@ -247,14 +249,17 @@ impl Optimizer {
         steps: u64,
         skipped_steps: u64,
     ) -> Result<()> {
+        let mut by_block = reserved(self.engine.clocks.len(), "the clocks")?;
         for (param, clock) in self.engine.plan.params.iter().zip(clocks) {
-            self.engine.clocks[param.blocks.clone()].fill(clock);
+            by_block.extend(param.blocks.clone().map(|_| clock));
         }
+        let words = self.words(&by_block, &records)?;
+        self.engine.clocks = by_block;
         self.engine.records = records;
         self.engine.totals.steps = steps;
         self.engine.totals.skipped_steps = skipped_steps;
         self.deferred = None;
-        self.store_times().map_err(|error| self.abandon(error))
+        self.store_words(&words).map_err(|error| self.abandon(error))
     }
 
     /// A load that stopped between its writes leaves nothing to rely on, and says so.
@@ -265,31 +270,35 @@ impl Optimizer {
         error
     }
 
-    /// Writes the clocks and records that the host has into the state.
-    fn store_times(&mut self) -> Result<()> {
-        let plan = self.engine.plan.clone();
+    /// Clocks (by block) and records (by factor) as the arrays of the state hold them: one list per array.
+    fn words(&self, clocks: &[Clock], records: &[FactorRecord]) -> Result<Vec<(usize, Vec<u8>)>> {
+        let plan = self.plan();
+        let mut lists = reserved(2 * plan.stacks.len(), "the lists of clocks and records")?;
         for (number, stack) in plan.stacks.iter().enumerate() {
-            let factors = stack.layout.get(1).map_or(0, |array| array.tail[0]);
-            let bytes = stack.blocks.len() * (size_of::<Clock>() + factors * size_of::<FactorRecord>());
-            let mut words: Vec<u8> = crate::checkpoint::reserved(bytes, "clocks and records")?;
-            stack.blocks.iter().for_each(|block| {
-                words.extend_from_slice(bytemuck::bytes_of(&self.engine.clocks[*block]));
-            });
-            self.store_array(number, Content::Clock, &words)?;
-            words.clear();
-            for block in &stack.blocks {
-                let records = &self.engine.records[plan.blocks[*block].factors.clone()];
-                words.extend_from_slice(bytemuck::cast_slice(records));
+            for content in [Content::Clock, Content::Record] {
+                let Some(array) = plan.array(number, content) else { continue };
+                let mut words: Vec<u8> = reserved(plan.arrays[array].bytes, "clocks and records")?;
+                for block in &stack.blocks {
+                    match content {
+                        Content::Clock => words.extend_from_slice(bytemuck::bytes_of(&clocks[*block])),
+                        _ => {
+                            let own = &records[plan.blocks[*block].factors.clone()];
+                            words.extend_from_slice(bytemuck::cast_slice(own));
+                        }
+                    }
+                }
+                lists.push((array, words));
             }
-            self.store_array(number, Content::Record, &words)?;
         }
-        Ok(())
+        Ok(lists)
     }
 
-    fn store_array(&mut self, stack: usize, content: Content, bytes: &[u8]) -> Result<()> {
-        let Some(array) = self.plan().array(stack, content) else { return Ok(()) };
-        // SAFETY: the array of all blocks of the stack.
-        unsafe { self.engine.device.write(bytes, self.arrays[array]) }
+    fn store_words(&mut self, lists: &[(usize, Vec<u8>)]) -> Result<()> {
+        for (array, words) in lists {
+            // SAFETY: the array of all blocks of a stack, by the plan.
+            unsafe { self.engine.device.write(words, self.arrays[*array])? };
+        }
+        Ok(())
     }
 }
 

@@ -229,12 +229,12 @@ static void damaged(void) {
     memcpy(good, s.state_data[CLOCK], sizeof good);
     ((double *)s.state_data[CLOCK])[1] = 2.0;
     memcpy(remembered, s.state_data, sizeof remembered);
-    ACCUMULATE(FOAM_INVALID_ARGUMENT, "clock of block 0|weight 2|foam_stack_reset", (void)0);
+    ACCUMULATE(FOAM_INVALID_ARGUMENT, "clock of block 0|weight = 2|foam_stack_reset", (void)0);
     memcpy(s.state_data[CLOCK], good, sizeof good);
     memcpy(good, s.state_data[RECORD], sizeof good);
     s.state_data[RECORD][25] = (double)NAN;
     memcpy(remembered, s.state_data, sizeof remembered);
-    CHECKING(FOAM_INVALID_ARGUMENT, "record of block 0, axis 1|epsilon NaN", (void)0);
+    CHECKING(FOAM_INVALID_ARGUMENT, "record of block 0, axis 1|epsilon = NaN", (void)0);
     memcpy(s.state_data[RECORD], good, sizeof good);
     memcpy(remembered, s.state_data, sizeof remembered);
 }

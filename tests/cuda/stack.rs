@@ -142,7 +142,8 @@ impl Calls {
         assert_eq!(spent, (0, 0), "accumulate waits or allocates");
         let args = join(&[std::slice::from_ref(&info), &clock, &record, &statistics, &matrices]);
         let spent = self.run(foam_xla_check_cuda, &args, &join(&[&record, &matrices, &rest]));
-        assert_eq!(spent, (self.waits, 0), "a check waits too often, or allocates");
+        // A policy that has to ask before it senses waits once where no check is due.
+        assert!(spent == (self.waits, 0) || spent == (1, 0), "a check waits or allocates: {spent:?}");
         let args = join(&[&[grads, params, info], &clock, &roots, &moments]);
         let rets = join(&[std::slice::from_ref(&update), &moments, &[last.clone(), workspace]]);
         let spent = self.run(foam_xla_apply_cuda, &args, &rets);

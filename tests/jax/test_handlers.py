@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from foam import _library, _structs
-from foam._handle import _config as native_config
 from foam.jax import _calls, _compat
 from foam.jax._options import read
 from foam.jax._plan import Plan, Stack
-from foam.jax._state import buffers, initial
+from foam.jax._state import initial
+from foam.jax._stats import COUNTERS, GAUGES
 from support import python
 
 ROWS, DIMS = 6, (4, 3)
@@ -143,21 +143,13 @@ def test_a_wrong_attribute_is_named(attributes, expected):
     assert expected in refusal("accumulate", **attributes)
 
 
-def test_the_buffers_are_those_of_the_librarys_layout():
-    library, stack, count = _library.load(), _structs.Stack(), ctypes.c_size_t(0)
-    for dims, statistic in ((DIMS, "auto"), ((5,), "f32"), ((2, 3, 4), "auto")):
-        config = native_config(None, {"statistic_dtype": statistic, "momentum": 0.5})
-        library.call("foam_stack_init", ctypes.byref(stack), ctypes.sizeof(stack))
-        sides = (ctypes.c_int64 * len(dims))(*dims)
-        stack.shape, stack.ndim, stack.count = sides, len(dims), ROWS
-        items, size = (_structs.StackBuffer * 64)(), ctypes.sizeof(_structs.StackBuffer)
-        library.call(
-            "foam_stack_layout", ctypes.byref(config), ctypes.byref(stack), items, size, 64, ctypes.byref(count)
-        )
-        theirs = [(item.name.decode(), tuple(item.shape[: item.ndim])) for item in items[: count.value]]
-        options = read(None, {"statistic_dtype": statistic, "momentum": 0.5})
-        ours = buffers(options, STACK._replace(dims=dims))
-        assert [(buffer.name, (ROWS, *buffer.shape)) for buffer in ours] == theirs
+def test_the_fields_of_a_record_are_the_librarys():
+    library, count, size = _library.load(), ctypes.c_size_t(0), ctypes.sizeof(_structs.RecordField)
+    library.call("foam_record_fields", None, size, 0, ctypes.byref(count))
+    items = (_structs.RecordField * count.value)()
+    library.call("foam_record_fields", items, size, count.value, ctypes.byref(count))
+    names = [item.name.decode() for item in items]
+    assert names == [*GAUGES, *("last_branch" if name == "branch" else name for name in COUNTERS)]
 
 
 def test_a_small_workspace_is_refused():

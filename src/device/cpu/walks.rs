@@ -13,6 +13,11 @@ const CHUNK: usize = 16 * SPAN;
 pub const PANEL: usize = 512;
 /// Workspace that a wave may fill, unless a single block needs more.
 const WAVE_BYTES: usize = 64 << 20;
+/// Blocks with less workspace than this are small: the passes over a wave of them find the numbers of the pass
+/// before still in the cache, if the wave is no larger than [`SMALL_WAVE_BYTES`].
+const SMALL_BYTES: usize = 192 << 10;
+/// Workspace of a wave of small blocks.
+const SMALL_WAVE_BYTES: usize = 512 << 10;
 
 /// A run of consecutive elements: in the parameter, in the state, in the workspace.
 #[derive(Clone, Copy, Debug)]
@@ -179,7 +184,8 @@ impl Walks {
             let param = &plan.params[block.param];
             let wide = param.statistic.size().max(2 * param.work.size());
             let bytes = aligned(walks.blocks[number].work_len() as u128 * wide as u128 + 64) as usize;
-            if filled > 0 && filled + bytes > WAVE_BYTES {
+            let limit = if bytes < SMALL_BYTES { SMALL_WAVE_BYTES } else { WAVE_BYTES };
+            if filled > 0 && filled + bytes > limit {
                 walks.close(std::mem::take(&mut wave));
                 filled = 0;
             }

@@ -6,7 +6,6 @@ state nothing is copied.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import threading
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
@@ -18,7 +17,7 @@ import numpy as np
 from .. import _library, _structs
 from .._handle import _config as native_config
 from ..errors import LibraryError
-from . import _compat
+from . import _compat, _native
 from ._options import Options
 from ._plan import Stack
 from ._stats import HAS_BASIS
@@ -63,37 +62,33 @@ class Settings(NamedTuple):
     """What the calls of one stack are told besides the arrays; hashable."""
 
     options: str
-    dims: Tuple[int, ...]
-    work: str
+    shape: _native.Shape
     with_params: bool
     weight_decay_scale: float
     root: float
-    preconditioned: bool
 
     @classmethod
     def of(cls, options: Options, stack: Stack, weight_decay: float) -> Settings:
         """The settings of a stack; a weight decay of 0 needs no parameters."""
         return cls(
             options.attribute(weight_decay),
-            stack.dims,
-            stack.work,
+            stack.shape,
             weight_decay > 0,
             stack.weight_decay_scale,
             stack.root,
-            stack.preconditioned,
         )
 
     def attributes(self, verb: str) -> Dict[str, Any]:
         """The attributes of a call."""
         found: Dict[str, Any] = {
             "options": self.options,
-            "order": np.int64(len(self.dims)),
-            "dtype": {"float32": "f32", "float64": "f64"}[self.work],
+            "order": np.int64(len(self.shape.dims)),
+            "dtype": {"float32": "f32", "float64": "f64"}[self.shape.work],
             "with_params": np.int64(self.with_params),
             "grad_scale": np.float64(1.0),
             "weight_decay_scale": np.float64(self.weight_decay_scale),
             "root": np.float64(self.root),
-            "preconditioned": np.int64(self.preconditioned),
+            "preconditioned": np.int64(self.shape.preconditioned),
         }
         if verb == "apply":
             found["scale"] = np.float64(1.0)
@@ -115,7 +110,7 @@ def step(
 
     operands = [*gradient, "active", "clock", *statistics]
     known.update(_call("accumulate", settings, known, operands, ["clock", *statistics, "info"]))
-    if settings.preconditioned:
+    if settings.shape.preconditioned:
         changed = [*_of_kind(known, "basis_"), *_of_kind(known, "spectrum_"), *roots]
         operands, results = ["info", "clock", "record", *statistics, *changed], ["record", *changed, "info"]
         check = functools.partial(_call, "check", settings, operands=operands, results=results)
@@ -165,7 +160,7 @@ def _call(
     """Calls a handler; a result that has the name of an operand lies in its place."""
     arrays = [known[name] for name in operands]
     rows = known["clock"].shape[0]
-    fresh = {"info": ((rows,), jnp.int32), "update": ((rows, *settings.dims), settings.work)}
+    fresh = {"info": ((rows,), jnp.int32), "update": ((rows, *settings.shape.dims), settings.shape.work)}
     kinds = []
     for name in results:
         shape, dtype = (known[name].shape, known[name].dtype) if name in operands else fresh[name]
@@ -177,19 +172,8 @@ def _call(
     return dict(zip(results, found))
 
 
-@functools.lru_cache(maxsize=None)
 def workspace(settings: Settings, rows: int) -> int:
     """Bytes that a call wants to work in."""
-    library, stack, size = _library.load(), _structs.Stack(), ctypes.c_size_t(0)
-    library.call("foam_stack_init", ctypes.byref(stack), ctypes.sizeof(stack))
-    sides = (ctypes.c_int64 * len(settings.dims))(*settings.dims)
-    stack.shape, stack.ndim, stack.count = sides, len(settings.dims), rows
-    stack.dtype = _structs.Dtype(_structs.DTYPE_FLOAT, 64 if settings.work == "float64" else 32, 1)
-    stack.flags = 0 if settings.preconditioned else _structs.STACK_GRAFTING_ONLY
-    pairs = dict(pair.split("=", 1) for pair in settings.options.split(";"))
-    if jax.default_backend() in ("gpu", "cuda"):
-        # The handlers find the device by its buffers; the size is the same on all of them.
-        pairs["device"] = "cuda:0"
-    config = native_config(pairs.pop("preset"), pairs)
-    library.call("foam_stack_workspace", ctypes.byref(config), ctypes.byref(stack), ctypes.byref(size))
-    return max(size.value, 1)
+    # On a GPU the handlers find the device by its buffers; the size is the same on all of them.
+    device = "cuda:0" if jax.default_backend() in ("gpu", "cuda") else "cpu"
+    return _native.workspace(settings.options, settings.shape, rows, device)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 import jax
 
-from .._handle import Handle, ParamSpec, defaults, option_text
+from .. import _library
+from .._handle import _config, _config_dict, defaults, option_text
 from ..errors import InvalidArgumentError, UnsupportedError
 
 __all__ = ["Options", "ParamOptions", "read"]
@@ -44,10 +46,6 @@ class Options(NamedTuple):
         """An option that is a number."""
         return float(self.text(name))
 
-    def whole(self, name: str) -> int:
-        """An option that is a whole number."""
-        return int(self.text(name))
-
     def flag(self, name: str) -> bool:
         """An option that is true or false."""
         return self.text(name) == "true"
@@ -61,11 +59,6 @@ class Options(NamedTuple):
         """The options as the handlers read them."""
         pairs = {**dict(self.given), "weight_decay": option_text(weight_decay), "nonfinite": "skip"}
         return ";".join([f"preset={self.preset}", *(f"{key}={value}" for key, value in sorted(pairs.items()))])
-
-    def base_epsilon(self, order: int, axis: int) -> float:
-        """The base damping of an axis of a block of ``order`` axes."""
-        side = 0.0 if order < 2 else self.number("epsilon_left" if axis == 0 else "epsilon_right")
-        return side if side > 0 else self.number("epsilon")
 
     def root(self, own: float, order: int) -> float:
         """p of a block's inverse roots; ``own`` is the parameter's."""
@@ -91,8 +84,8 @@ def read(preset: Optional[str], given: Mapping[str, Any]) -> Options:
             "nonfinite = 'error': a compiled step cannot raise; expected 'skip': a step with a gradient that is not "
             "finite does nothing and is counted (foam_stats)"
         )
-    # The library knows all ranges and relations; a throw-away optimizer makes it check them.
-    probe = Handle([ParamSpec("probe", (1,), "float32")], preset, {**texts, "num_threads": "1"})
-    every = {**probe.options, **{"num_threads": texts.get("num_threads", known["num_threads"]), "nonfinite": "skip"}}
-    probe.close()
+    # The library knows all ranges and relations.
+    config = _config(preset, texts)
+    _library.load().call("foam_config_validate", ctypes.byref(config))
+    every = {**_config_dict(config), "nonfinite": "skip"}
     return Options(preset or "reference", tuple(sorted(texts.items())), tuple(sorted(every.items())))

@@ -1,4 +1,4 @@
-"""The plan: a pytree's leaves cut into blocks as the engine cuts them, and equal blocks put into stacks.
+"""The plan: a pytree's leaves cut into blocks by the library, and equal blocks put into stacks.
 
 Everything here is static: it depends on shapes, types, options and the number of shards alone, so that it is the same
 in every process and at every trace.
@@ -6,14 +6,15 @@ in every process and at every trace.
 
 from __future__ import annotations
 
-import itertools
 import math
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ..errors import InvalidArgumentError
+from .._handle import ParamSpec
+from .._plan import blocks as library_blocks
+from ._native import Shape
 from ._options import Options, ParamOptions
 
-__all__ = ["Block", "Leaf", "Plan", "Region", "Stack", "cost", "loads", "merged", "plan"]
+__all__ = ["Block", "Leaf", "Plan", "Region", "Stack", "cost", "loads", "plan"]
 
 
 class Leaf(NamedTuple):
@@ -34,6 +35,11 @@ class Block(NamedTuple):
     number: int
     start: Tuple[int, ...]
     dims: Tuple[int, ...]
+
+    @property
+    def ends(self) -> Tuple[int, ...]:
+        """Where it ends along each axis."""
+        return tuple(first + side for first, side in zip(self.start, self.dims))
 
 
 class Region(NamedTuple):
@@ -66,6 +72,11 @@ class Stack(NamedTuple):
     #: The same blocks, in the same order, as they lie in the leaves.
     regions: Tuple[Region, ...] = ()
 
+    @property
+    def shape(self) -> Shape:
+        """What the library has to know about its blocks."""
+        return Shape(self.dims, self.work, self.preconditioned)
+
 
 class Plan(NamedTuple):
     """All leaves and stacks."""
@@ -86,67 +97,55 @@ def plan(options: Options, leaves: Sequence[Leaf], stacked_decay: bool, shards: 
         stacked_decay: whether the calls do the weight decay; its scale then tells stacks apart.
         shards: how many devices share the rows of each stack.
     """
-    limit, merge = options.whole("max_factor_dim"), options.flag("merge_dims")
-    shapes: List[Tuple[int, ...]] = []
-    groups: Dict[Tuple[Any, ...], List[Region]] = {}
-    for index, leaf in enumerate(leaves):
-        shapes.append(merged(leaf.shape, merge, limit))
+    shapes, cuts = _cut(options, leaves)
+    groups: Dict[Tuple[Any, ...], List[Tuple[Region, List[Block]]]] = {}
+    for leaf, regions in zip(leaves, cuts):
         preconditioned = options.preconditions and not leaf.own.grafting_only
-        if leaf.own.grafting_only and options.text("grafting") == "none":
-            raise InvalidArgumentError(
-                f"parameter '{leaf.name}' is grafting-only but grafting = none; expected sgd, adagrad, rmsprop or adam"
-            )
         decay = leaf.own.weight_decay_scale if stacked_decay else 1.0
-        for region in _regions(index, shapes[-1], limit):
+        for region, blocks in regions:
             root = options.root(leaf.own.root, len(region.dims)) if preconditioned else 0.0
-            groups.setdefault((region.dims, leaf.work, preconditioned, root, decay), []).append(region)
+            groups.setdefault((region.dims, leaf.work, preconditioned, root, decay), []).append((region, blocks))
     loads = [0.0] * shards
     # The dearest blocks are placed first; equal ones in the tree's order.
-    ordered = sorted(groups.items(), key=lambda item: (-cost(item[0][0], item[0][2]), item[1][0]))
+    ordered = sorted(groups.items(), key=lambda item: (-cost(item[0][0], item[0][2]), item[1][0][0]))
     rows = {}
     for kind, regions in ordered:
-        blocks = [block for region in regions for block in _blocks(region, shapes[region.leaf], limit)]
-        rows[kind] = _rows(blocks, loads, cost(kind[0], kind[2]))
-    stacks = [Stack(_key(kind), *kind, rows[kind], tuple(regions)) for kind, regions in groups.items()]
+        rows[kind] = _rows([block for _, blocks in regions for block in blocks], loads, cost(kind[0], kind[2]))
+    stacks = [
+        Stack(_key(kind), *kind, rows[kind], tuple(region for region, _ in regions))
+        for kind, regions in groups.items()
+    ]
     return Plan(tuple(leaves), tuple(shapes), tuple(sorted(stacks)), shards)
 
 
-def _regions(leaf: int, shape: Sequence[int], limit: int) -> Iterator[Region]:
-    """A leaf as grids of equal blocks: whole ones of the limit's size, and what is left over at the ends."""
-    parts = []
-    for side in shape:
-        full, rest = divmod(side, limit)
-        cuts = [(0, full, limit)] if full else []
-        parts.append(cuts + ([(full * limit, 1, rest)] if rest else []))
-    for chosen in itertools.product(*parts):
-        start, grid, dims = zip(*chosen)
-        yield Region(leaf, start, grid, dims)
+def _cut(
+    options: Options, leaves: Sequence[Leaf]
+) -> Tuple[List[Tuple[int, ...]], List[List[Tuple[Region, List[Block]]]]]:
+    """The merged shape of every leaf, and its blocks as the library cuts them, in grids of equal ones."""
+    specs = [ParamSpec(leaf.name, leaf.shape, leaf.work, *leaf.own) for leaf in leaves]
+    found: List[List[Block]] = [[] for _ in leaves]
+    for item in library_blocks(specs, options.preset, dict(options.given)) if specs else ():
+        start, rest = [], item.offset
+        for stride in item.strides[: item.ndim]:
+            start.append(rest // stride)
+            rest %= stride
+        block = Block(item.param_index, item.block, tuple(start), tuple(item.shape[: item.ndim]))
+        found[item.param_index].append(block)
+    shapes = [tuple(max(ends) for ends in zip(*(block.ends for block in blocks))) for blocks in found]
+    return shapes, [_regions(blocks) for blocks in found]
 
 
-def _blocks(region: Region, shape: Sequence[int], limit: int) -> Iterator[Block]:
-    """The blocks of a region, numbered as the engine numbers those of the whole leaf."""
-    whole = [-(-side // limit) for side in shape]
-    for at in itertools.product(*map(range, region.grid)):
-        start = tuple(first + place * side for first, place, side in zip(region.start, at, region.dims))
-        number = 0
-        for first, count in zip(start, whole):
-            number = number * count + first // limit
-        yield Block(region.leaf, number, start, region.dims)
-
-
-def merged(shape: Sequence[int], merge: bool, limit: int) -> Tuple[int, ...]:
-    """The shape that is cut: ones dropped and neighbours merged from the left while the product fits the limit."""
-    if not merge:
-        return tuple(shape) or (1,)
-    kept: List[int] = []
-    for side in shape:
-        if side == 1:
-            continue
-        if kept and kept[-1] * side <= limit:
-            kept[-1] *= side
-        else:
-            kept.append(side)
-    return tuple(kept) or (1,)
+def _regions(blocks: Sequence[Block]) -> List[Tuple[Region, List[Block]]]:
+    """The blocks of a leaf, those of equal size together: each such group is a grid."""
+    groups: Dict[Tuple[int, ...], List[Block]] = {}
+    for block in blocks:
+        groups.setdefault(block.dims, []).append(block)
+    regions = []
+    for dims, equal in groups.items():
+        places = [sorted(set(starts)) for starts in zip(*(block.start for block in equal))]
+        start, grid = tuple(own[0] for own in places), tuple(len(own) for own in places)
+        regions.append((Region(equal[0].leaf, start, grid, dims), equal))
+    return regions
 
 
 def cost(dims: Sequence[int], preconditioned: bool) -> float:
@@ -164,10 +163,10 @@ def _rows(blocks: List[Block], loads: List[float], each: float) -> Tuple[Optiona
     size = -(-len(blocks) // shards)
     full = len(blocks) // shards
     order = sorted(range(shards), key=lambda shard: (loads[shard], shard))
-    luckless = set(order[: len(blocks) - full * shards])
+    ahead = set(order[: len(blocks) - full * shards])
     rest, rows = iter(blocks), []
     for shard in range(shards):
-        count = full + (shard in luckless)
+        count = full + (shard in ahead)
         loads[shard] += count * each
         rows += [next(rest) for _ in range(count)] + [None] * (size - count)
     return tuple(rows)

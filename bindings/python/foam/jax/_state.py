@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, NamedTuple, Tuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ..errors import InvalidArgumentError, ShapeMismatchError
+from ._native import Buffer, described
 from ._options import Options
 from ._plan import Plan, Stack
 
 __all__ = ["Buffer", "ScaleByFoamState", "buffers", "check", "initial"]
-
-#: 32-bit words of a factor's record: 10 reals and 15 counters of 64 bits.
-RECORD_WORDS = 50
 
 
 class ScaleByFoamState(NamedTuple):
@@ -33,38 +30,15 @@ class ScaleByFoamState(NamedTuple):
     layout: Any
 
 
-class Buffer(NamedTuple):
-    """One buffer of a stack."""
-
-    name: str
-    dtype: str
-    #: Its shape for one block.
-    shape: Tuple[int, ...]
-
-
-def buffers(options: Options, stack: Stack) -> List[Buffer]:
+def buffers(options: Options, stack: Stack) -> Tuple[Buffer, ...]:
     """The buffers of a stack, in the order of the library's calls."""
-    work = stack.work
-    chosen = options.text("statistic_dtype")
-    statistic = {"f32": "float32", "f64": "float64"}.get(chosen, work)
-    if statistic == "float64" and not jax.config.jax_enable_x64:
+    found, _ = described(options.preset, options.given, stack.shape)
+    if any(buffer.dtype == "float64" for buffer in found) and not jax.config.jax_enable_x64:
+        chosen = options.text("statistic_dtype")
         raise InvalidArgumentError(
             f"statistic_dtype = {chosen}: double precision needs jax.config.update('jax_enable_x64', True)"
         )
-    found = [Buffer("clock", "uint32", (4,))]
-    if stack.preconditioned:
-        found.append(Buffer("record", "uint32", (len(stack.dims), RECORD_WORDS)))
-        sides = list(enumerate(stack.dims))
-        found += [Buffer(f"statistic_{axis}", statistic, (side, side)) for axis, side in sides]
-        found += [Buffer(f"basis_{axis}", statistic, (side, side)) for axis, side in sides]
-        found += [Buffer(f"spectrum_{axis}", statistic, (side,)) for axis, side in sides]
-        found += [Buffer(f"inverse_root_{axis}", work, (side, side)) for axis, side in sides]
-    wanted = {
-        "filter": options.number("beta1") > 0,
-        "moment": options.text("grafting") in ("adagrad", "rmsprop", "adam"),
-        "momentum": options.number("momentum") > 0,
-    }
-    return found + [Buffer(name, work, stack.dims) for name, needed in wanted.items() if needed]
+    return found
 
 
 def initial(options: Options, plan: Plan, make: Any = jnp) -> ScaleByFoamState:
@@ -73,39 +47,29 @@ def initial(options: Options, plan: Plan, make: Any = jnp) -> ScaleByFoamState:
     for stack in plan.stacks:
         rows = len(stack.rows)
         own = {"info": make.zeros((rows,), "int32")}
+        _, first = described(options.preset, options.given, stack.shape)
         for buffer in buffers(options, stack):
             shape = (rows, *buffer.shape)
-            own[buffer.name] = make.zeros(shape, buffer.dtype)
-            first = _first_words(options, stack, buffer.name)
-            if first is not None:
-                own[buffer.name] = make.broadcast_to(make.asarray(first), shape)
+            if first[buffer.name].any():
+                own[buffer.name] = make.broadcast_to(make.asarray(first[buffer.name]), shape)
+            else:
+                own[buffer.name] = make.zeros(shape, buffer.dtype)
         stacks[stack.key] = own
     layout = np.frombuffer(_describe(options, plan).encode(), np.uint8)
     return ScaleByFoamState(make.zeros((), "int32"), make.zeros((), "int32"), stacks, make.asarray(layout))
-
-
-def _first_words(options: Options, stack: Stack, name: str) -> Any:
-    """The words that a block's buffer starts with, if they are not all zero."""
-    if name == "clock":
-        return np.array([0.0, 1.0], "<f8").view("<u4")
-    if name == "record":
-        order = len(stack.dims)
-        record = np.zeros((order, RECORD_WORDS // 2), "<f8")
-        record[:, 1:10] = math.nan
-        record[:, 0] = [options.base_epsilon(order, axis) for axis in range(order)]
-        return record.view("<u4")
-    return None
 
 
 def _describe(options: Options, plan: Plan) -> str:
     """What is where, for people and for the statistics; the step itself never reads it."""
     stacks = {}
     for stack in plan.stacks:
-        order = len(stack.dims)
+        _, first = described(options.preset, options.given, stack.shape)
+        # The first real of a record that was never checked is the base damping.
+        record = first.get("record", np.zeros((len(stack.dims), 2), "<u4"))
         stacks[stack.key] = {
             "dims": stack.dims,
             "root": stack.root,
-            "epsilon_base": [options.base_epsilon(order, axis) for axis in range(order)],
+            "epsilon_base": np.ascontiguousarray(record[:, :2]).view("<f8")[:, 0].tolist(),
             "rows": [[block.leaf, block.number] if block else None for block in stack.rows],
         }
     content = {
