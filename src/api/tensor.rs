@@ -41,7 +41,7 @@ struct Stride {
     expected: isize,
 }
 
-/// Lent memory, not yet compared with what was declared.
+/// Borrowed memory, not yet compared with what was declared.
 #[derive(Clone, Debug)]
 struct View {
     data: *mut u8,

@@ -18,7 +18,7 @@ const SPINS: usize = 20_000;
 /// Runs tasks on `threads` threads, the caller's included.
 pub struct Pool {
     threads: usize,
-    crew: Option<Crew>,
+    running: Option<Threads>,
 }
 
 /// A pool of one's own, or the process's pool of that size, which serves one call at a time.
@@ -81,7 +81,7 @@ fn cores() -> usize {
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, |n| n.get()))
 }
 
-struct Crew {
+struct Threads {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     process: u32,
@@ -90,19 +90,19 @@ struct Crew {
 struct Shared {
     /// Counts jobs; workers watch it without taking the lock.
     generation: AtomicU64,
-    desk: Mutex<Desk>,
+    queue: Mutex<Queue>,
     wake: Condvar,
     done: Condvar,
 }
 
 impl Shared {
-    /// The desk. Nothing panics while it is held, so a poisoned lock is as good as any.
-    fn desk(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The queue. Nothing panics while it is held, so a poisoned lock is as good as any.
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-struct Desk {
+struct Queue {
     job: Option<Job>,
     /// Workers inside the current job.
     active: usize,
@@ -124,7 +124,7 @@ unsafe impl Send for Job {}
 impl Pool {
     /// A pool of `threads` threads; 0 means one for each core.
     pub fn new(threads: usize) -> Pool {
-        Pool { threads: if threads == 0 { cores() } else { threads }, crew: None }
+        Pool { threads: if threads == 0 { cores() } else { threads }, running: None }
     }
 
     /// Threads that share the work.
@@ -139,7 +139,7 @@ impl Pool {
             (0..total).for_each(|task| body(task, 0));
             return;
         }
-        let Some(crew) = self.crew() else {
+        let Some(running) = self.running() else {
             (0..total).for_each(|task| body(task, 0));
             return;
         };
@@ -150,18 +150,18 @@ impl Pool {
             unsafe { std::mem::transmute(std::ptr::from_ref(body)) };
         let job = Job { body, next: &raw const next, failed: &raw const failed, total };
         {
-            let mut desk = crew.desk();
-            desk.job = Some(job);
-            crew.generation.fetch_add(1, Ordering::Release);
-            crew.wake.notify_all();
+            let mut queue = running.queue();
+            queue.job = Some(job);
+            running.generation.fetch_add(1, Ordering::Release);
+            running.wake.notify_all();
         }
         let own = catch_unwind(AssertUnwindSafe(|| work(&job, 0)));
-        let mut desk = crew.desk();
-        desk.job = None;
-        while desk.active > 0 {
-            desk = crew.done.wait(desk).unwrap_or_else(PoisonError::into_inner);
+        let mut queue = running.queue();
+        queue.job = None;
+        while queue.active > 0 {
+            queue = running.done.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
-        drop(desk);
+        drop(queue);
         if let Err(payload) = own {
             resume_unwind(payload);
         }
@@ -171,18 +171,18 @@ impl Pool {
     }
 
     /// The running threads, started if need be; none if the system gives no thread.
-    fn crew(&mut self) -> Option<Arc<Shared>> {
+    fn running(&mut self) -> Option<Arc<Shared>> {
         let process = std::process::id();
-        if self.crew.as_ref().is_some_and(|crew| crew.process != process) {
+        if self.running.as_ref().is_some_and(|running| running.process != process) {
             // After a fork the threads are the parent's: forget their handles.
-            if let Some(crew) = self.crew.take() {
-                std::mem::forget(crew);
+            if let Some(running) = self.running.take() {
+                std::mem::forget(running);
             }
         }
-        if self.crew.is_none() {
+        if self.running.is_none() {
             let shared = Arc::new(Shared {
                 generation: AtomicU64::new(0),
-                desk: Mutex::new(Desk { job: None, active: 0, quit: false }),
+                queue: Mutex::new(Queue { job: None, active: 0, quit: false }),
                 wake: Condvar::new(),
                 done: Condvar::new(),
             });
@@ -198,19 +198,19 @@ impl Pool {
             if workers.is_empty() {
                 return None;
             }
-            self.crew = Some(Crew { shared, workers, process });
+            self.running = Some(Threads { shared, workers, process });
         }
-        self.crew.as_ref().map(|crew| crew.shared.clone())
+        self.running.as_ref().map(|running| running.shared.clone())
     }
 }
 
-impl Drop for Crew {
+impl Drop for Threads {
     fn drop(&mut self) {
         if self.process != std::process::id() {
             self.workers.drain(..).for_each(std::mem::forget);
             return;
         }
-        self.shared.desk().quit = true;
+        self.shared.queue().quit = true;
         self.shared.generation.fetch_add(1, Ordering::Release);
         self.shared.wake.notify_all();
         for worker in self.workers.drain(..) {
@@ -243,24 +243,24 @@ fn serve(shared: &Shared, worker: usize) {
             }
             std::hint::spin_loop();
         }
-        let mut desk = shared.desk();
-        while shared.generation.load(Ordering::Acquire) == seen && !desk.quit {
-            desk = shared.wake.wait(desk).unwrap_or_else(PoisonError::into_inner);
+        let mut queue = shared.queue();
+        while shared.generation.load(Ordering::Acquire) == seen && !queue.quit {
+            queue = shared.wake.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
         seen = shared.generation.load(Ordering::Acquire);
-        if desk.quit {
+        if queue.quit {
             return;
         }
-        let Some(job) = desk.job else { continue };
-        desk.active += 1;
-        drop(desk);
+        let Some(job) = queue.job else { continue };
+        queue.active += 1;
+        drop(queue);
         if catch_unwind(AssertUnwindSafe(|| work(&job, worker))).is_err() {
             // SAFETY: the job is alive until `active` is zero again.
             unsafe { (*job.failed).store(true, Ordering::Release) };
         }
-        let mut desk = shared.desk();
-        desk.active -= 1;
-        if desk.active == 0 {
+        let mut queue = shared.queue();
+        queue.active -= 1;
+        if queue.active == 0 {
             shared.done.notify_all();
         }
     }
