@@ -501,7 +501,7 @@ fn check_statistics(model: &Model, expected: &str) {
 fn python_reads_a_checkpoint_in_ten_lines() {
     let page =
         std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/checkpoints.md")).unwrap();
-    let (_, after) = page.split_once("```python\n").expect("the page has an example");
+    let (_, after) = page.split_once("```py\n").expect("the page has an example");
     let (program, _) = after.split_once("```").expect("the example ends");
     assert_eq!(program.lines().count(), 10);
     let folder = Folder::new("python");

@@ -357,7 +357,7 @@ fn a_damaged_state_is_refused() {
     let (mut calls, grads, params) = parts();
     calls.clock.data[1] = f64::NAN.to_bits();
     let mut args = calls.accumulate_args(&grads, &params);
-    let said = ["clock of block 0", "weight NaN", "foam_stack_reset"];
+    let said = ["clock of block 0", "weight = NaN", "foam_stack_reset"];
     refuses(foam_xla_accumulate, &mut args, &mut calls.accumulate_rets(), &attributes(&[]), &said);
     let (mut calls, ..) = parts();
     calls.record.data[25 + 11] = -7i64 as u64;

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from foam.torch import FOAM
-from test_training import OPTIONS, digits, network
+from test_torch_training import OPTIONS, digits, network
 
 STEPS, BATCH = 30, 64
 
