@@ -1,7 +1,7 @@
 //! The verbs `inspect` and `accumulate`: is the gradient finite, and statistic += gain·G Gᵀ.
 
 use super::product::{Span2, multiply, multiply_lower};
-use super::real::{Real, SPAN, sum_of_squares};
+use super::real::{Real, SPAN, sum_of_squares, vectorized};
 use super::walks::{Chunk, Tile};
 use super::{Cpu, Places, Precision, Shared, by_precision};
 use crate::device::{INFO_IDLE, INFO_NOT_FINITE};
@@ -52,17 +52,22 @@ pub(super) fn measure(cpu: &mut Cpu, rules: &Rules) -> Option<usize> {
 
 fn inspect_chunk<W: Real, S: Real>(shared: &Shared, rules: &Rules, chunk: &Chunk) -> f64 {
     let gradient = Gradient::new(shared, rules, chunk.block);
-    pulp::Arch::new().dispatch(
+    vectorized(
         #[inline(always)]
         || {
             let mut total = 0.0;
             let mut values = [W::default(); SPAN];
-            shared.walks.blocks[chunk.block].walk(chunk.rows.clone(), |run| {
-                let g = &mut values[..run.len];
-                // SAFETY: the run lies within the block, by the plan.
-                unsafe { gradient.load(run.tensor, g) };
-                total += sum_of_squares(g);
-            });
+            shared.walks.blocks[chunk.block].walk(
+                chunk.rows.clone(),
+                // Inlined, so that it is compiled for the vectors that `vectorized` chose.
+                #[inline(always)]
+                |run| {
+                    let g = &mut values[..run.len];
+                    // SAFETY: the run lies within the block, by the plan.
+                    unsafe { gradient.load(run.tensor, g) };
+                    total += sum_of_squares(g);
+                },
+            );
             total
         },
     )
@@ -139,17 +144,22 @@ pub(super) fn accumulate(cpu: &mut Cpu, rules: &Rules) {
 fn gather_chunk<W: Real, S: Real>(shared: &Shared, rules: &Rules, chunk: &Chunk) {
     let work: *mut S = shared.work(chunk.block);
     let gradient = Gradient::new(shared, rules, chunk.block);
-    pulp::Arch::new().dispatch(
+    vectorized(
         #[inline(always)]
         || {
-            shared.walks.blocks[chunk.block].walk(chunk.rows.clone(), |run| {
-                // SAFETY: the run lies within the block's workspace and parameter, and belongs to
-                // this chunk alone.
-                unsafe {
-                    let target = std::slice::from_raw_parts_mut(work.add(run.work), run.len);
-                    gradient.load(run.tensor, target);
-                }
-            });
+            shared.walks.blocks[chunk.block].walk(
+                chunk.rows.clone(),
+                // Inlined, so that it is compiled for the vectors that `vectorized` chose.
+                #[inline(always)]
+                |run| {
+                    // SAFETY: the run lies within the block's workspace and parameter, and belongs to
+                    // this chunk alone.
+                    unsafe {
+                        let target = std::slice::from_raw_parts_mut(work.add(run.work), run.len);
+                        gradient.load(run.tensor, target);
+                    }
+                },
+            );
         },
     );
 }

@@ -5,7 +5,7 @@
 
 use super::accumulate::{Gradient, measure};
 use super::product::{Span2, multiply};
-use super::real::{Real, SPAN, wide_sum_of_squares};
+use super::real::{Real, SPAN, vectorized, wide_sum_of_squares};
 use super::walks::{Chunk, Run, Tile};
 use super::{BlockStep, Cpu, Direction, Places, Precision, Shared, by_precision};
 use crate::device::{INFO_IDLE, INFO_LEFT_OUT, INFO_NOT_FINITE};
@@ -225,35 +225,40 @@ impl<'a, W: Real> Pass<'a, W> {
 /// finishes the update of a block that has no inverse roots.
 fn filter_chunk<W: Real, S: Real>(shared: &Shared, rules: &Rules, step: &BlockStep, chunk: &Chunk) -> f64 {
     let pass = Pass::<W>::new(shared, rules, step, chunk.block);
-    pulp::Arch::new().dispatch(
+    vectorized(
         #[inline(always)]
         || {
             let mut total = 0.0;
             let mut buffers = [[W::default(); SPAN], [W::default(); SPAN], [W::of(1.0); SPAN]];
-            shared.walks.blocks[chunk.block].walk(chunk.rows.clone(), |run| {
-                let [filtered, source, scale] = &mut buffers;
-                let (filtered, source, scale) =
-                    (&mut filtered[..run.len], &mut source[..run.len], &mut scale[..run.len]);
-                pass.filter(run, filtered, source, scale);
-                match step.direction {
-                    Direction::Preconditioned => {
-                        // SAFETY: the run lies within the block's workspace and belongs to this chunk.
-                        let work =
-                            unsafe { std::slice::from_raw_parts_mut(pass.work.add(run.work), run.len) };
-                        work.copy_from_slice(filtered);
-                        source.iter_mut().zip(&*scale).for_each(|(s, d)| *s /= *d);
-                        total += wide_sum_of_squares(source);
+            shared.walks.blocks[chunk.block].walk(
+                chunk.rows.clone(),
+                // Inlined, so that it is compiled for the vectors that `vectorized` chose.
+                #[inline(always)]
+                |run| {
+                    let [filtered, source, scale] = &mut buffers;
+                    let (filtered, source, scale) =
+                        (&mut filtered[..run.len], &mut source[..run.len], &mut scale[..run.len]);
+                    pass.filter(run, filtered, source, scale);
+                    match step.direction {
+                        Direction::Preconditioned => {
+                            // SAFETY: the run lies within the block's workspace and belongs to this chunk.
+                            let work =
+                                unsafe { std::slice::from_raw_parts_mut(pass.work.add(run.work), run.len) };
+                            work.copy_from_slice(filtered);
+                            source.iter_mut().zip(&*scale).for_each(|(s, d)| *s /= *d);
+                            total += wide_sum_of_squares(source);
+                        }
+                        Direction::Grafted => {
+                            filtered.iter_mut().zip(&*scale).for_each(|(x, d)| *x /= *d);
+                            pass.finish(run, filtered);
+                        }
+                        Direction::Zero | Direction::None => {
+                            filtered.fill(W::default());
+                            pass.finish(run, filtered);
+                        }
                     }
-                    Direction::Grafted => {
-                        filtered.iter_mut().zip(&*scale).for_each(|(x, d)| *x /= *d);
-                        pass.finish(run, filtered);
-                    }
-                    Direction::Zero | Direction::None => {
-                        filtered.fill(W::default());
-                        pass.finish(run, filtered);
-                    }
-                }
-            });
+                },
+            );
             total
         },
     )
@@ -319,21 +324,26 @@ fn update_chunk<W: Real, S: Real>(shared: &Shared, rules: &Rules, step: &BlockSt
     let pass = Pass::<W>::new(shared, rules, step, chunk.block);
     let result: *const W = half(shared, chunk.block, shared.plan.blocks[chunk.block].dims.len());
     let length = W::of(step.length);
-    pulp::Arch::new().dispatch(
+    vectorized(
         #[inline(always)]
         || {
             let mut direction = [W::default(); SPAN];
-            shared.walks.blocks[chunk.block].walk(chunk.rows.clone(), |run| {
-                // SAFETY: the run lies within the block's workspace.
-                let x = unsafe { std::slice::from_raw_parts(result.add(run.work), run.len) };
-                let u = &mut direction[..run.len];
-                if length == W::default() {
-                    u.fill(length);
-                } else {
-                    u.iter_mut().zip(x).for_each(|(u, x)| *u = length * *x);
-                }
-                pass.finish(run, u);
-            });
+            shared.walks.blocks[chunk.block].walk(
+                chunk.rows.clone(),
+                // Inlined, so that it is compiled for the vectors that `vectorized` chose.
+                #[inline(always)]
+                |run| {
+                    // SAFETY: the run lies within the block's workspace.
+                    let x = unsafe { std::slice::from_raw_parts(result.add(run.work), run.len) };
+                    let u = &mut direction[..run.len];
+                    if length == W::default() {
+                        u.fill(length);
+                    } else {
+                        u.iter_mut().zip(x).for_each(|(u, x)| *u = length * *x);
+                    }
+                    pass.finish(run, u);
+                },
+            );
         },
     );
 }

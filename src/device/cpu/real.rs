@@ -175,3 +175,23 @@ pub fn sum_of_squares<W: Real>(values: &[W]) -> f64 {
     }
     lanes.iter().map(|lane| lane.wide()).sum()
 }
+
+/// Runs `body`, compiled for the widest vectors that the CPU has, if it and all that it calls is inlined.
+///
+/// pulp takes closures by value, and the shim through which the compiler calls a borrowing closure by value is not
+/// inlined: the loops would fall back to the baseline's vectors. Called by reference, the closure is inlined.
+#[inline(always)]
+pub fn vectorized<R>(body: impl FnMut() -> R) -> R {
+    struct Body<F>(F);
+
+    impl<R, F: FnMut() -> R> pulp::NullaryFnOnce for Body<F> {
+        type Output = R;
+
+        #[inline(always)]
+        fn call(mut self) -> R {
+            (self.0)()
+        }
+    }
+
+    pulp::Arch::new().dispatch(Body(body))
+}
