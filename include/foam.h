@@ -472,7 +472,7 @@ typedef struct foam_step_args {
 } foam_step_args;
 
 /**
- * Figures of the whole optimizer since its creation (or since the start of the run that its
+ * Statistics of the whole optimizer since its creation (or since the start of the run that its
  * checkpoint continues; seconds count from creation).
  */
 typedef struct foam_stats_info {
@@ -566,7 +566,7 @@ typedef struct foam_stats_info {
 /** Reuse; nothing changed. */
 #define FOAM_BRANCH_REUSE_SAME 9
 
-/** Figures of one Kronecker factor. Values that do not exist yet are NaN. */
+/** Statistics of one Kronecker factor. Values that do not exist yet are NaN. */
 typedef struct foam_factor_info {
     /** Bytes of this struct as the library wrote it. */
     uint32_t struct_size;
@@ -638,7 +638,7 @@ typedef struct foam_factor_info {
 /** The factor's statistic: the running second moment, not bias-corrected; dim x dim. */
 #define FOAM_FACTOR_STATISTIC 0
 
-/** The stale basis, one eigenvector a row; dim x dim. */
+/** The stale basis, one eigenvector per row; dim x dim. */
 #define FOAM_FACTOR_BASIS 1
 
 /** The stale spectrum; dim values. */
@@ -1051,7 +1051,7 @@ foam_status foam_step_args_init(foam_step_args *args,
  *
  * On a CUDA device the step is put on `args.stream`; the call waits for the device only when a check is due.
  * A gradient that is not finite is held back by the device, and the caller hears of it at the next call that
- * waits (a check, `foam_synchronize`, figures, a checkpoint): with `nonfinite = error` that call, or the next
+ * waits (a check, `foam_synchronize`, statistics, a checkpoint): with `nonfinite = error` that call, or the next
  * step, fails with FOAM_NOT_FINITE, and no step since the bad one was taken; with `skip` that one step is left
  * out and counted. If the device itself fails in the middle of a step (FOAM_DEVICE_ERROR), the message says
  * that parameters and state are lost, and later calls give FOAM_POISONED.
@@ -1096,7 +1096,7 @@ foam_status foam_get_option(foam_optimizer *optimizer,
                             foam_error *error);
 
 /**
- * Reads the figures of the whole optimizer. Set `info->struct_size` first. Works after a panic too.
+ * Reads the statistics of the whole optimizer. Set `info->struct_size` first. Works after a panic too.
  *
  * Contract: `optimizer` came from `foam_create`; `info` points to as many writable bytes as its `struct_size`
  * says; `error` is NULL or a record.
@@ -1106,7 +1106,7 @@ foam_status foam_stats(foam_optimizer *optimizer,
                        foam_error *error);
 
 /**
- * Reads the figures of every factor, ordered by parameter, block and axis. `items` has room for
+ * Reads the statistics of every factor, ordered by parameter, block and axis. `items` has room for
  * `capacity` elements of `item_size` = `sizeof(foam_factor_info)` bytes as the caller was compiled;
  * `*count` receives the number of factors. Pass `items` = NULL and `capacity` = 0 to ask for it.
  * If there is too little room, nothing is written but `*count`. Works after a panic too.

@@ -29,7 +29,7 @@ struct StepResult {
     bool skipped = false; /**< A gradient was not finite and the option `nonfinite` is `skip`. */
 };
 
-/** Figures of the whole optimizer. */
+/** Statistics of the whole optimizer. */
 struct Stats : foam_stats_info {
     /** Eigendecompositions done of those that stale Shampoo would do, in [0, 1]; 0 before the first check. */
     double evd_rate() const noexcept {
@@ -38,7 +38,7 @@ struct Stats : foam_stats_info {
     }
 };
 
-/** Figures of one Kronecker factor. */
+/** Statistics of one Kronecker factor. */
 using FactorStats = foam_factor_info;
 
 /** A block of a parameter: where it lies, its stack, its costs. */
@@ -139,14 +139,14 @@ class Optimizer {
         });
     }
 
-    /** Figures of the whole optimizer. */
+    /** Statistics of the whole optimizer. */
     Result<Stats> stats() const {
         return detail::fill(Stats(), [&](Stats &stats, foam_error *error) {
             stats.struct_size = static_cast<uint32_t>(sizeof(foam_stats_info));
             return FOAM_CALL(stats)(handle_.get(), &stats, error);
         });
     }
-    /** Figures of every factor, ordered by parameter, block and axis. */
+    /** Statistics of every factor, ordered by parameter, block and axis. */
     Result<std::vector<FactorStats>> factor_stats() const {
         return detail::fill(std::vector<FactorStats>(), [&](std::vector<FactorStats> &items, foam_error *error) {
             size_t count = 0;

@@ -142,7 +142,7 @@ pub unsafe extern "C" fn foam_blocks(
 ) -> foam_status {
     // SAFETY: the caller's contract.
     unsafe {
-        enter(optimizer, Need::Figures, error, |inner| {
+        enter(optimizer, Need::Statistics, error, |inner| {
             write_blocks(inner.optimizer.plan(), List { items, item_size, capacity, count })
         })
     }

@@ -48,8 +48,8 @@ pub(super) enum Need {
     Sound,
     /// The same, with all that the device has to tell.
     Settled,
-    /// Figures only: allowed after a panic.
-    Figures,
+    /// Statistics only: allowed after a panic.
+    Statistics,
 }
 
 /// Enters the handle, runs `body`, leaves it. An overlapping call is refused, a panic poisons.
@@ -91,7 +91,7 @@ unsafe fn enter_checked(
         ));
     }
     let poisoned = handle.poisoned.load(Ordering::Relaxed);
-    let outcome = if need != Need::Figures && poisoned {
+    let outcome = if need != Need::Statistics && poisoned {
         Err(Error::new(
             Kind::Poisoned,
             "an earlier call panicked, or its device failed, and left this optimizer inconsistent; destroy it and load a checkpoint into a new one",

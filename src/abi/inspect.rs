@@ -1,4 +1,4 @@
-//! Reading an optimizer: figures, factors, and the exact gap.
+//! Reading an optimizer: statistics, factors, and the exact gap.
 
 use super::boundary::{self, List};
 use super::handle::{Need, enter, foam_optimizer};
@@ -13,7 +13,7 @@ use crate::engine::stats::Verb;
 use crate::error::{Error, Result};
 use std::mem::size_of;
 
-/// Reads the figures of the whole optimizer. Set `info->struct_size` first. Works after a panic too.
+/// Reads the statistics of the whole optimizer. Set `info->struct_size` first. Works after a panic too.
 ///
 /// # Safety
 /// `optimizer` came from `foam_create`; `info` points to as many writable bytes as its `struct_size`
@@ -26,7 +26,7 @@ pub unsafe extern "C" fn foam_stats(
 ) -> foam_status {
     // SAFETY: the caller's contract.
     unsafe {
-        enter(optimizer, Need::Figures, error, |inner| {
+        enter(optimizer, Need::Statistics, error, |inner| {
             if info.is_null() {
                 return Err(Error::invalid("info is NULL; expected a foam_stats_info to fill"));
             }
@@ -112,7 +112,7 @@ fn factor_of(optimizer: &Optimizer, index: usize) -> foam_factor_info {
     }
 }
 
-/// Reads the figures of every factor, ordered by parameter, block and axis. `items` has room for
+/// Reads the statistics of every factor, ordered by parameter, block and axis. `items` has room for
 /// `capacity` elements of `item_size` = `sizeof(foam_factor_info)` bytes as the caller was compiled;
 /// `*count` receives the number of factors. Pass `items` = NULL and `capacity` = 0 to ask for it.
 /// If there is too little room, nothing is written but `*count`. Works after a panic too.
@@ -131,7 +131,7 @@ pub unsafe extern "C" fn foam_factor_stats(
 ) -> foam_status {
     // SAFETY: the caller's contract.
     unsafe {
-        enter(optimizer, Need::Figures, error, |inner| {
+        enter(optimizer, Need::Statistics, error, |inner| {
             let total = inner.optimizer.plan().factors.len();
             let list = List { items, item_size, capacity, count };
             boundary::write_list(list, total, |index| Ok(factor_of(&inner.optimizer, index)))

@@ -55,7 +55,7 @@ pub unsafe extern "C" fn foam_get_option(
 ) -> foam_status {
     // SAFETY: the caller's contract.
     unsafe {
-        enter(optimizer, Need::Figures, error, |inner| {
+        enter(optimizer, Need::Statistics, error, |inner| {
             let text = if key.is_null() { live_keys() } else { option(inner.optimizer.config(), key)? };
             boundary::put_text(&text, value, capacity)
         })

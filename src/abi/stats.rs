@@ -1,8 +1,8 @@
-//! The figures a caller can read: of the whole optimizer, and of every factor.
+//! The statistics a caller can read: of the whole optimizer, and of every factor.
 
 use super::boundary::{AbiStruct, field_ends};
 
-/// Figures of the whole optimizer since its creation (or since the start of the run that its
+/// Statistics of the whole optimizer since its creation (or since the start of the run that its
 /// checkpoint continues; seconds count from creation).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -129,7 +129,7 @@ pub const FOAM_BRANCH_REUSE_CLIPPED: i32 = 8;
 /// Reuse; nothing changed.
 pub const FOAM_BRANCH_REUSE_SAME: i32 = 9;
 
-/// Figures of one Kronecker factor. Values that do not exist yet are NaN.
+/// Statistics of one Kronecker factor. Values that do not exist yet are NaN.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct foam_factor_info {
@@ -243,7 +243,7 @@ unsafe impl AbiStruct for foam_factor_info {
 
 /// The factor's statistic: the running second moment, not bias-corrected; dim x dim.
 pub const FOAM_FACTOR_STATISTIC: i32 = 0;
-/// The stale basis, one eigenvector a row; dim x dim.
+/// The stale basis, one eigenvector per row; dim x dim.
 pub const FOAM_FACTOR_BASIS: i32 = 1;
 /// The stale spectrum; dim values.
 pub const FOAM_FACTOR_SPECTRUM: i32 = 2;

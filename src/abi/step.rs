@@ -129,7 +129,7 @@ pub unsafe extern "C" fn foam_step_args_init(
 ///
 /// On a CUDA device the step is put on `args.stream`; the call waits for the device only when a check is due.
 /// A gradient that is not finite is held back by the device, and the caller hears of it at the next call that
-/// waits (a check, `foam_synchronize`, figures, a checkpoint): with `nonfinite = error` that call, or the next
+/// waits (a check, `foam_synchronize`, statistics, a checkpoint): with `nonfinite = error` that call, or the next
 /// step, fails with FOAM_NOT_FINITE, and no step since the bad one was taken; with `skip` that one step is left
 /// out and counted. If the device itself fails in the middle of a step (FOAM_DEVICE_ERROR), the message says
 /// that parameters and state are lost, and later calls give FOAM_POISONED.

@@ -51,7 +51,7 @@ mod tests {
             assert!((growth(q, m) - direct).abs() < 1e-14);
             assert_eq!(growth(q, 1.0), f64::INFINITY);
         }
-        // The figures of the derivation at β = 0.995, p = 2.
+        // The numbers of the derivation at β = 0.995, p = 2.
         let g = |steps| growth(0.5, largest_loss(0.995, false, 0, steps));
         assert!((g(20) - 1.08).abs() < 0.01 && (g(200) - 2.05).abs() < 0.01, "{} {}", g(20), g(200));
     }

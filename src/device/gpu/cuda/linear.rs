@@ -49,7 +49,7 @@ pub struct Batch {
     pub matrices: u64,
     /// The spectra, one behind the other.
     pub spectra: u64,
-    /// One int a matrix: 0 if it converged.
+    /// One int per matrix: 0 if it converged.
     pub infos: u64,
     /// Side.
     pub n: usize,

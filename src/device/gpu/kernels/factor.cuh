@@ -139,7 +139,7 @@ template <typename S> __device__ inline double residual(const S *h, u32 n, doubl
     return whole == 0.0 ? 0.0 : sqrt(off / whole);
 }
 
-// H = Q'LQ against D, one thread block a factor: first at the epsilon in use, then, if asked for, along
+// H = Q'LQ against D, one thread block per factor: first at the epsilon in use, then, if asked for, along
 // the search.
 template <typename S> __device__ inline void drift(const Task *tasks, u32 n, const S *hs, double *all_weights) {
     const Task &t = tasks[blockIdx.x];
