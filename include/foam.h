@@ -221,6 +221,18 @@ typedef struct foam_tensor {
 /** No preconditioner: the grafted method alone. */
 #define FOAM_POLICY_GRAFTING_ONLY 6
 
+/** The spectrum is corrected at every check; refresh when the proven sandwich bound of the gap passes `tau`. */
+#define FOAM_POLICY_SANDWICH 7
+
+/** `epsilon`, `epsilon_max` and `grafting_epsilon` have the units of the paper. */
+#define FOAM_EPSILON_ABSOLUTE 0
+
+/**
+ * `epsilon` and `epsilon_max` are shares of a factor's largest eigenvalue, `grafting_epsilon` of the gradient's
+ * root mean square: nothing depends on the scale of the loss.
+ */
+#define FOAM_EPSILON_RELATIVE 1
+
 /** Checks at `start_step`, then at multiples of `check_period` (the authors' code). */
 #define FOAM_CADENCE_REFERENCE 0
 
@@ -397,6 +409,20 @@ typedef struct foam_config {
     foam_deallocate_fn deallocate;
     /** First argument of both. */
     void *allocator_user;
+    /** `FOAM_EPSILON_*`: the unit of the dampings. */
+    int32_t epsilon_mode;
+    /** Precondition vectors and scalars too; else they take the grafted method's step. */
+    int32_t precondition_1d;
+    /** Merging leaves the first dimension alone, so that a matrix stays a matrix. */
+    int32_t keep_matrix;
+    /** Must be 0. */
+    int32_t reserved2;
+    /** Steps between checks while a parameter's step is at most `early_steps`; 0 means `check_period`. */
+    int64_t early_check_period;
+    /** See `early_check_period`. */
+    int64_t early_steps;
+    /** A refresh is due when a basis is this many times as old as it was made; 0 means never. */
+    double refresh_growth;
 } foam_config;
 
 /**
@@ -534,6 +560,14 @@ typedef struct foam_stats_info {
     double seconds_apply;
     /** Seconds spent in steps, all in all. */
     double seconds_total;
+    /** Refreshes because a lower bound of the sandwich passed `tau` (policy `sandwich`). */
+    uint64_t bound_exceeded;
+    /** Reuses certified by what an average can have lost (policy `sandwich`). */
+    uint64_t bound_average;
+    /** Reuses certified by bounds of the drift's spectrum (policy `sandwich`). */
+    uint64_t bound_spectral;
+    /** Reuses certified by the sandwich bound itself (policy `sandwich`). */
+    uint64_t bound_sandwich;
 } foam_stats_info;
 
 /** No check yet. */
@@ -565,6 +599,9 @@ typedef struct foam_stats_info {
 
 /** Reuse; nothing changed. */
 #define FOAM_BRANCH_REUSE_SAME 9
+
+/** An eigendecomposition because the basis is older than `refresh_growth` allows. */
+#define FOAM_BRANCH_EVD_AGE 10
 
 /** Statistics of one Kronecker factor. Values that do not exist yet are NaN. */
 typedef struct foam_factor_info {
@@ -633,6 +670,14 @@ typedef struct foam_factor_info {
     uint64_t fallback_svd;
     /** Refreshes given up. */
     uint64_t fallback_stale;
+    /** Refreshes because a lower bound of the sandwich passed `tau` (policy `sandwich`). */
+    uint64_t bound_exceeded;
+    /** Reuses certified by what an average can have lost (policy `sandwich`). */
+    uint64_t bound_average;
+    /** Reuses certified by bounds of the drift's spectrum (policy `sandwich`). */
+    uint64_t bound_spectral;
+    /** Reuses certified by the sandwich bound itself (policy `sandwich`). */
+    uint64_t bound_sandwich;
 } foam_factor_info;
 
 /** The factor's statistic: the running second moment, not bias-corrected; dim x dim. */
@@ -746,7 +791,7 @@ typedef struct foam_stack {
  * alpha, gap_bound, residual, noise_floor, eigenvalue_min, eigenvalue_max), then fifteen 64-bit whole numbers
  * (last_branch, 1 once there is a basis, last_refresh, last_check, checks, evd_calls, reuse_calls,
  * proxy_calls, epsilon_updates, cap_refreshes, residual_calls, failed_evds, fallback_double, fallback_svd,
- * fallback_stale), as in `foam_factor_info`.
+ * fallback_stale, bound_exceeded, bound_average, bound_spectral, bound_sandwich), as in `foam_factor_info`.
  */
 #define FOAM_STACK_RECORD 1
 
@@ -771,11 +816,14 @@ typedef struct foam_stack {
 /** Momentum (`momentum` > 0). */
 #define FOAM_STACK_MOMENTUM 8
 
+/** Spectra of an axis as the last refresh gave them (policy sandwich). */
+#define FOAM_STACK_FRESH_SPECTRUM 9
+
 /** One state buffer of a stack, as `foam_stack_layout` describes it: row-major and contiguous. */
 typedef struct foam_stack_buffer {
     /** Bytes of this struct as the library wrote it. */
     uint32_t struct_size;
-    /** `FOAM_STACK_CLOCK` to `FOAM_STACK_MOMENTUM`: what it holds. */
+    /** `FOAM_STACK_*`: what it holds. */
     int32_t kind;
     /** Axis, for a factor's buffer, else -1. */
     int32_t axis;

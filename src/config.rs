@@ -10,6 +10,7 @@ pub use choices::*;
 pub use options::OPTIONS;
 
 use crate::error::{Error, Result};
+use crate::preconditioner::damping::Damping;
 
 /// Every hyperparameter. `Config::default()` is the preset `reference`.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,6 +87,18 @@ pub struct Config {
     pub inject_fault: InjectFault,
     /// The first step at which it happens.
     pub inject_fault_step: i64,
+    /// The unit of `epsilon`, `epsilon_left`, `epsilon_right`, `epsilon_max` and `grafting_epsilon`.
+    pub epsilon_mode: EpsilonMode,
+    /// Precondition vectors and scalars too; else they take the grafted method's step.
+    pub precondition_1d: bool,
+    /// Merging leaves the first dimension alone, so that a matrix stays a matrix.
+    pub keep_matrix: bool,
+    /// Steps between checks while a parameter's step is at most `early_steps`; 0 means `check_period`.
+    pub early_check_period: i64,
+    /// See `early_check_period`.
+    pub early_steps: i64,
+    /// A refresh is due when a basis is this many times as old as it was made; 0 means never.
+    pub refresh_growth: f64,
 }
 
 impl Default for Config {
@@ -129,6 +142,12 @@ impl Default for Config {
             device: Device::CPU,
             inject_fault: InjectFault::None,
             inject_fault_step: 1,
+            epsilon_mode: EpsilonMode::Absolute,
+            precondition_1d: true,
+            keep_matrix: false,
+            early_check_period: 0,
+            early_steps: 0,
+            refresh_growth: 0.0,
         }
     }
 }
@@ -194,6 +213,16 @@ impl Config {
         if side > 0.0 { side } else { self.epsilon }
     }
 
+    /// ε₀ of axis `axis` of a block of order `order`, in its unit.
+    pub fn base_damping(&self, order: usize, axis: usize) -> Damping {
+        Damping::new(self, self.base_epsilon(order, axis))
+    }
+
+    /// ε_max, in its unit.
+    pub fn most_damping(&self) -> Damping {
+        Damping::new(self, self.epsilon_max)
+    }
+
     /// Checks every range and every relation between options.
     pub fn validate(&self) -> Result<()> {
         for option in OPTIONS {
@@ -206,6 +235,17 @@ impl Config {
                 "epsilon_max = {:e} is below the base damping {largest:e}; expected epsilon_max >= epsilon, epsilon_left and epsilon_right",
                 self.epsilon_max
             )));
+        }
+        if self.refresh_growth > 0.0 && self.refresh_growth <= 1.0 {
+            return Err(Error::invalid(format!(
+                "refresh_growth = {}: expected 0 (no refresh by age) or more than 1",
+                self.refresh_growth
+            )));
+        }
+        if !self.precondition_1d && self.grafting == Grafting::None {
+            return Err(Error::invalid(
+                "precondition_1d = false needs a grafting, which vectors then take; expected grafting = sgd, adagrad, rmsprop or adam, or precondition_1d = true",
+            ));
         }
         if self.policy == Policy::GraftingOnly && self.grafting == Grafting::None {
             return Err(Error::invalid(

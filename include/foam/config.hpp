@@ -151,6 +151,18 @@ template <class Self> class Options : public ConfigBase {
     FOAM_HPP_CHOICE(Fault, inject_fault)
     /** The first step at which it happens. */
     FOAM_HPP_NUMBER(int64_t, inject_fault_step)
+    /** The unit of the dampings. */
+    FOAM_HPP_CHOICE(EpsilonMode, epsilon_mode)
+    /** Precondition vectors and scalars too. */
+    FOAM_HPP_SWITCH(precondition_1d)
+    /** Merging leaves the first dimension alone, so that a matrix stays a matrix. */
+    FOAM_HPP_SWITCH(keep_matrix)
+    /** Steps between checks while a parameter's step is at most early_steps; 0 means check_period. */
+    FOAM_HPP_NUMBER(int64_t, early_check_period)
+    /** See early_check_period. */
+    FOAM_HPP_NUMBER(int64_t, early_steps)
+    /** A refresh is due when a basis is this many times as old as it was made; 0 means never. */
+    FOAM_HPP_NUMBER(double, refresh_growth)
 #undef FOAM_HPP_NUMBER
 #undef FOAM_HPP_SWITCH
 #undef FOAM_HPP_CHOICE

@@ -39,7 +39,11 @@ enum class Policy : int32_t {
     diagonal_residual = FOAM_POLICY_DIAGONAL_RESIDUAL,
     foam_certified = FOAM_POLICY_FOAM_CERTIFIED,
     grafting_only = FOAM_POLICY_GRAFTING_ONLY,
+    sandwich = FOAM_POLICY_SANDWICH,
 };
+
+/** The unit of the dampings. */
+enum class EpsilonMode : int32_t { absolute = FOAM_EPSILON_ABSOLUTE, relative = FOAM_EPSILON_RELATIVE };
 
 /** When factors are checked. */
 enum class Cadence : int32_t { reference = FOAM_CADENCE_REFERENCE, paper = FOAM_CADENCE_PAPER };
@@ -99,6 +103,7 @@ enum class Branch : int32_t {
     evd_threshold = FOAM_BRANCH_EVD_THRESHOLD,
     reuse_clipped = FOAM_BRANCH_REUSE_CLIPPED,
     reuse_same = FOAM_BRANCH_REUSE_SAME,
+    evd_age = FOAM_BRANCH_EVD_AGE,
 };
 
 /** Which matrix of a factor is read. */

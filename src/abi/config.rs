@@ -23,6 +23,14 @@ pub const FOAM_POLICY_DIAGONAL_RESIDUAL: i32 = 4;
 pub const FOAM_POLICY_FOAM_CERTIFIED: i32 = 5;
 /// No preconditioner: the grafted method alone.
 pub const FOAM_POLICY_GRAFTING_ONLY: i32 = 6;
+/// The spectrum is corrected at every check; refresh when the proven sandwich bound of the gap passes `tau`.
+pub const FOAM_POLICY_SANDWICH: i32 = 7;
+
+/// `epsilon`, `epsilon_max` and `grafting_epsilon` have the units of the paper.
+pub const FOAM_EPSILON_ABSOLUTE: i32 = 0;
+/// `epsilon` and `epsilon_max` are shares of a factor's largest eigenvalue, `grafting_epsilon` of the gradient's
+/// root mean square: nothing depends on the scale of the loss.
+pub const FOAM_EPSILON_RELATIVE: i32 = 1;
 
 /// Checks at `start_step`, then at multiples of `check_period` (the authors' code).
 pub const FOAM_CADENCE_REFERENCE: i32 = 0;
@@ -183,6 +191,20 @@ pub struct foam_config {
     pub deallocate: foam_deallocate_fn,
     /// First argument of both.
     pub allocator_user: *mut c_void,
+    /// `FOAM_EPSILON_*`: the unit of the dampings.
+    pub epsilon_mode: i32,
+    /// Precondition vectors and scalars too; else they take the grafted method's step.
+    pub precondition_1d: i32,
+    /// Merging leaves the first dimension alone, so that a matrix stays a matrix.
+    pub keep_matrix: i32,
+    /// Must be 0.
+    pub reserved2: i32,
+    /// Steps between checks while a parameter's step is at most `early_steps`; 0 means `check_period`.
+    pub early_check_period: i64,
+    /// See `early_check_period`.
+    pub early_steps: i64,
+    /// A refresh is due when a basis is this many times as old as it was made; 0 means never.
+    pub refresh_growth: f64,
 }
 
 // SAFETY: plain data, first field `struct_size`, every bit pattern valid.
@@ -234,7 +256,14 @@ unsafe impl AbiStruct for foam_config {
         log_user,
         allocate,
         deallocate,
-        allocator_user
+        allocator_user,
+        epsilon_mode,
+        precondition_1d,
+        keep_matrix,
+        reserved2,
+        early_check_period,
+        early_steps,
+        refresh_growth
     });
 
     fn defaults() -> Self {
@@ -290,6 +319,13 @@ fn from_config(config: &Config) -> foam_config {
         allocate: None,
         deallocate: None,
         allocator_user: std::ptr::null_mut(),
+        epsilon_mode: config.epsilon_mode.number(),
+        precondition_1d: config.precondition_1d.into(),
+        keep_matrix: config.keep_matrix.into(),
+        reserved2: 0,
+        early_check_period: config.early_check_period,
+        early_steps: config.early_steps,
+        refresh_growth: config.refresh_growth,
     }
 }
 
@@ -310,8 +346,8 @@ fn switch(key: &str, number: i32) -> Result<bool> {
 
 /// The configuration that the struct describes; ranges are not checked here.
 pub(super) fn to_config(raw: &foam_config) -> Result<Config> {
-    if raw.flags != 0 || raw.reserved != 0 {
-        return Err(Error::invalid("config.flags and config.reserved must be 0"));
+    if raw.flags != 0 || raw.reserved != 0 || raw.reserved2 != 0 {
+        return Err(Error::invalid("config.flags, config.reserved and config.reserved2 must be 0"));
     }
     Ok(Config {
         policy: choice("policy", raw.policy)?,
@@ -350,6 +386,12 @@ pub(super) fn to_config(raw: &foam_config) -> Result<Config> {
         device: Device { kind: raw.device_type, id: raw.device_id },
         inject_fault: choice("inject_fault", raw.inject_fault)?,
         inject_fault_step: raw.inject_fault_step,
+        epsilon_mode: choice("epsilon_mode", raw.epsilon_mode)?,
+        precondition_1d: switch("precondition_1d", raw.precondition_1d)?,
+        keep_matrix: switch("keep_matrix", raw.keep_matrix)?,
+        early_check_period: raw.early_check_period,
+        early_steps: raw.early_steps,
+        refresh_growth: raw.refresh_growth,
     })
 }
 

@@ -69,6 +69,10 @@ fn stats_of(optimizer: &Optimizer) -> foam_stats_info {
         seconds_redamp: seconds(Verb::Redamp),
         seconds_apply: seconds(Verb::Apply),
         seconds_total: totals.seconds_total,
+        bound_exceeded: counters.bound_exceeded as u64,
+        bound_average: counters.bound_average as u64,
+        bound_spectral: counters.bound_spectral as u64,
+        bound_sandwich: counters.bound_sandwich as u64,
     }
 }
 
@@ -85,7 +89,7 @@ fn factor_of(optimizer: &Optimizer, index: usize) -> foam_factor_info {
         axis: factor.axis as i64,
         dim: factor.dim as i64,
         root: factor.root,
-        epsilon_base: factor.epsilon,
+        epsilon_base: factor.damping.at(gauges.eigenvalue_max),
         epsilon: gauges.epsilon,
         proxy: gauges.proxy,
         max_proxy: gauges.max_proxy,
@@ -109,6 +113,10 @@ fn factor_of(optimizer: &Optimizer, index: usize) -> foam_factor_info {
         fallback_double: counters.fallback_double as u64,
         fallback_svd: counters.fallback_svd as u64,
         fallback_stale: counters.fallback_stale as u64,
+        bound_exceeded: counters.bound_exceeded as u64,
+        bound_average: counters.bound_average as u64,
+        bound_spectral: counters.bound_spectral as u64,
+        bound_sandwich: counters.bound_sandwich as u64,
     }
 }
 

@@ -86,7 +86,7 @@ pub const FOAM_STACK_CLOCK: i32 = 0;
 /// alpha, gap_bound, residual, noise_floor, eigenvalue_min, eigenvalue_max), then fifteen 64-bit whole numbers
 /// (last_branch, 1 once there is a basis, last_refresh, last_check, checks, evd_calls, reuse_calls,
 /// proxy_calls, epsilon_updates, cap_refreshes, residual_calls, failed_evds, fallback_double, fallback_svd,
-/// fallback_stale), as in `foam_factor_info`.
+/// fallback_stale, bound_exceeded, bound_average, bound_spectral, bound_sandwich), as in `foam_factor_info`.
 pub const FOAM_STACK_RECORD: i32 = 1;
 /// Statistics of an axis; the lower triangle of their transpose counts.
 pub const FOAM_STACK_STATISTIC: i32 = 2;
@@ -102,6 +102,8 @@ pub const FOAM_STACK_FILTER: i32 = 6;
 pub const FOAM_STACK_MOMENT: i32 = 7;
 /// Momentum (`momentum` > 0).
 pub const FOAM_STACK_MOMENTUM: i32 = 8;
+/// Spectra of an axis as the last refresh gave them (policy sandwich).
+pub const FOAM_STACK_FRESH_SPECTRUM: i32 = 9;
 
 /// One state buffer of a stack, as `foam_stack_layout` describes it: row-major and contiguous.
 #[repr(C)]
@@ -109,7 +111,7 @@ pub const FOAM_STACK_MOMENTUM: i32 = 8;
 pub struct foam_stack_buffer {
     /// Bytes of this struct as the library wrote it.
     pub struct_size: u32,
-    /// `FOAM_STACK_CLOCK` to `FOAM_STACK_MOMENTUM`: what it holds.
+    /// `FOAM_STACK_*`: what it holds.
     pub kind: i32,
     /// Axis, for a factor's buffer, else -1.
     pub axis: i32,
@@ -331,6 +333,7 @@ fn describe(array: &Array, count: usize) -> foam_stack_buffer {
         Content::Slot(SlotKind::Basis, _) => FOAM_STACK_BASIS,
         Content::Slot(SlotKind::Spectrum, _) => FOAM_STACK_SPECTRUM,
         Content::Slot(SlotKind::InverseRoot, _) => FOAM_STACK_INVERSE_ROOT,
+        Content::Slot(SlotKind::FreshSpectrum, _) => FOAM_STACK_FRESH_SPECTRUM,
         Content::Slot(SlotKind::Filter, _) => FOAM_STACK_FILTER,
         Content::Slot(SlotKind::Moment, _) => FOAM_STACK_MOMENT,
         Content::Slot(SlotKind::Momentum, _) => FOAM_STACK_MOMENTUM,

@@ -65,6 +65,14 @@ pub struct foam_stats_info {
     pub seconds_apply: f64,
     /// Seconds spent in steps, all in all.
     pub seconds_total: f64,
+    /// Refreshes because a lower bound of the sandwich passed `tau` (policy `sandwich`).
+    pub bound_exceeded: u64,
+    /// Reuses certified by what an average can have lost (policy `sandwich`).
+    pub bound_average: u64,
+    /// Reuses certified by bounds of the drift's spectrum (policy `sandwich`).
+    pub bound_spectral: u64,
+    /// Reuses certified by the sandwich bound itself (policy `sandwich`).
+    pub bound_sandwich: u64,
 }
 
 // SAFETY: plain data, first field `struct_size`, every bit pattern valid.
@@ -100,7 +108,11 @@ unsafe impl AbiStruct for foam_stats_info {
         seconds_refresh,
         seconds_redamp,
         seconds_apply,
-        seconds_total
+        seconds_total,
+        bound_exceeded,
+        bound_average,
+        bound_spectral,
+        bound_sandwich
     });
 
     fn defaults() -> Self {
@@ -128,6 +140,8 @@ pub const FOAM_BRANCH_EVD_THRESHOLD: i32 = 7;
 pub const FOAM_BRANCH_REUSE_CLIPPED: i32 = 8;
 /// Reuse; nothing changed.
 pub const FOAM_BRANCH_REUSE_SAME: i32 = 9;
+/// An eigendecomposition because the basis is older than `refresh_growth` allows.
+pub const FOAM_BRANCH_EVD_AGE: i32 = 10;
 
 /// Statistics of one Kronecker factor. Values that do not exist yet are NaN.
 #[repr(C)]
@@ -196,6 +210,14 @@ pub struct foam_factor_info {
     pub fallback_svd: u64,
     /// Refreshes given up.
     pub fallback_stale: u64,
+    /// Refreshes because a lower bound of the sandwich passed `tau` (policy `sandwich`).
+    pub bound_exceeded: u64,
+    /// Reuses certified by what an average can have lost (policy `sandwich`).
+    pub bound_average: u64,
+    /// Reuses certified by bounds of the drift's spectrum (policy `sandwich`).
+    pub bound_spectral: u64,
+    /// Reuses certified by the sandwich bound itself (policy `sandwich`).
+    pub bound_sandwich: u64,
 }
 
 // SAFETY: plain data, first field `struct_size`, every bit pattern valid.
@@ -233,7 +255,11 @@ unsafe impl AbiStruct for foam_factor_info {
         failed_evds,
         fallback_double,
         fallback_svd,
-        fallback_stale
+        fallback_stale,
+        bound_exceeded,
+        bound_average,
+        bound_spectral,
+        bound_sandwich
     });
 
     fn defaults() -> Self {

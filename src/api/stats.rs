@@ -53,6 +53,14 @@ pub struct Counters {
     pub fallback_svd: u64,
     /// Refreshes given up: the stale basis was kept with raised damping.
     pub fallback_stale: u64,
+    /// Refreshes because a lower bound of the sandwich passed `tau` (policy `sandwich`).
+    pub bound_exceeded: u64,
+    /// Reuses certified by what an average can have lost (policy `sandwich`).
+    pub bound_average: u64,
+    /// Reuses certified by bounds of the drift's spectrum (policy `sandwich`).
+    pub bound_spectral: u64,
+    /// Reuses certified by the sandwich bound itself (policy `sandwich`).
+    pub bound_sandwich: u64,
 }
 
 impl Counters {
@@ -74,6 +82,10 @@ impl Counters {
             fallback_double: counters.fallback_double as u64,
             fallback_svd: counters.fallback_svd as u64,
             fallback_stale: counters.fallback_stale as u64,
+            bound_exceeded: counters.bound_exceeded as u64,
+            bound_average: counters.bound_average as u64,
+            bound_spectral: counters.bound_spectral as u64,
+            bound_sandwich: counters.bound_sandwich as u64,
         }
     }
 }
@@ -166,7 +178,7 @@ pub struct FactorStats {
 
 impl Branch {
     /// Every branch, in the order of its number.
-    const ALL: [Branch; 10] = [
+    const ALL: [Branch; 11] = [
         Branch::None,
         Branch::EvdFirst,
         Branch::EvdStale,
@@ -177,6 +189,7 @@ impl Branch {
         Branch::EvdThreshold,
         Branch::ReuseClipped,
         Branch::ReuseSame,
+        Branch::EvdAge,
     ];
 
     fn of(number: i64) -> Branch {
@@ -196,12 +209,16 @@ impl Branch {
             Branch::EvdThreshold => "evd_threshold",
             Branch::ReuseClipped => "reuse_clipped",
             Branch::ReuseSame => "reuse_same",
+            Branch::EvdAge => "evd_age",
         }
     }
 
     /// Whether it was an eigendecomposition.
     pub fn is_refresh(self) -> bool {
-        matches!(self, Branch::EvdFirst | Branch::EvdStale | Branch::EvdCap | Branch::EvdThreshold)
+        matches!(
+            self,
+            Branch::EvdFirst | Branch::EvdStale | Branch::EvdCap | Branch::EvdThreshold | Branch::EvdAge
+        )
     }
 }
 
@@ -243,7 +260,7 @@ pub(super) fn factor(engine: &engine::Optimizer, index: usize) -> FactorStats {
         id: FactorId { param, block: factor.block - plan.params[param].blocks.start, axis: factor.axis },
         dim: factor.dim,
         root: factor.root,
-        epsilon_base: factor.epsilon,
+        epsilon_base: factor.damping.at(record.gauges.eigenvalue_max),
         epsilon: gauges.epsilon,
         proxy: gauges.proxy,
         max_proxy: gauges.max_proxy,

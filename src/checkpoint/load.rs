@@ -270,7 +270,7 @@ fn find(
         records: reserved(plan.factors.len(), "reading the checkpoint")?,
         clocks: reserved(plan.params.len(), "reading the checkpoint")?,
     };
-    found.records.extend(plan.factors.iter().map(|factor| FactorRecord::new(factor.epsilon)));
+    found.records.extend(plan.factors.iter().map(|factor| FactorRecord::new(factor.damping.at(0.0))));
     found.clocks.resize(plan.params.len(), Clock { step: 0, weight: 1.0 });
     let mut name = Text::default();
     let mut shape = Vec::new();

@@ -91,7 +91,7 @@ pub fn find(
     let mut records = reserved(plan.factors.len(), "reading the checkpoint")?;
     for factor in &plan.factors {
         let (block, axis) = (Block(plan, factor.block), factor.axis);
-        let mut record = FactorRecord::new(factor.epsilon);
+        let mut record = FactorRecord::new(factor.damping.at(0.0));
         let at = place(format_args!("{block}/axis{axis}/gauges"), Dtype::F64, &[GAUGES.len()])?;
         let gauges: &mut [f64] = bytemuck::cast_slice_mut(std::slice::from_mut(&mut record.gauges));
         words(source, at, &GAUGES, Gauges::FIELDS, |field, word| gauges[field] = f64::from_le_bytes(word))?;

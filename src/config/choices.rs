@@ -18,6 +18,18 @@ pub enum Policy {
     FoamCertified = 5,
     /// No preconditioner at all: the grafted method alone (Adam grafting is then AdamW).
     GraftingOnly = 6,
+    /// The spectrum is corrected at every check; a refresh when the sandwich bound of the gap passes τ.
+    Sandwich = 7,
+}
+
+/// The unit of the dampings.
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EpsilonMode {
+    /// That of a squared gradient, as in the paper.
+    Absolute = 0,
+    /// The factor's largest eigenvalue; for the grafted method's ε the gradient's root mean square.
+    Relative = 1,
 }
 
 /// When factors are checked, counted on the parameter's own clock.
@@ -158,8 +170,9 @@ macro_rules! choice {
 choice!(Policy {
     "stale" => Stale, "foam" => Foam, "foam_fixed_epsilon" => FoamFixedEpsilon,
     "foam_no_refresh" => FoamNoRefresh, "diagonal_residual" => DiagonalResidual,
-    "foam_certified" => FoamCertified, "grafting_only" => GraftingOnly,
+    "foam_certified" => FoamCertified, "grafting_only" => GraftingOnly, "sandwich" => Sandwich,
 });
+choice!(EpsilonMode { "absolute" => Absolute, "relative" => Relative });
 choice!(Cadence { "reference" => Reference, "paper" => Paper });
 choice!(Grafting {
     "none" => None, "sgd" => Sgd, "adagrad" => Adagrad, "rmsprop" => Rmsprop, "adam" => Adam,

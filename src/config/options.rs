@@ -163,6 +163,12 @@ pub const OPTIONS: &[OptionSpec] = &[
     OptionSpec { key: "device", access: Access::Device, change: Fixed("the state lies there") },
     named!(inject_fault, InjectFault, Live),
     whole!(inject_fault_step, 1..=MOST, Live),
+    named!(epsilon_mode, EpsilonMode, MADE_WITH),
+    flag!(precondition_1d, BUFFERS),
+    flag!(keep_matrix, BLOCKS),
+    whole!(early_check_period, 0..=MOST, Live),
+    whole!(early_steps, 0..=MOST, Live),
+    real!(refresh_growth, Range::NONNEGATIVE, Live),
 ];
 
 pub(super) fn find(key: &str) -> Result<&'static OptionSpec> {

@@ -20,6 +20,7 @@ use crate::config::InjectFault;
 use crate::engine::rules::{Clock, Rules};
 use crate::error::Result;
 use crate::preconditioner::FactorRecord;
+use crate::preconditioner::damping::Damping;
 use crate::preconditioner::policy::Sensed;
 use crate::tensor::DType;
 
@@ -150,21 +151,30 @@ pub enum Inspection {
 pub struct SenseOrder {
     /// The factor.
     pub factor: usize,
-    /// ε₀.
-    pub base: f64,
-    /// Search for the smallest ε in [low, high] whose proxy is at most the target.
+    /// ε₀, at the largest of diag H.
+    pub base: Damping,
+    /// Search for the smallest ε in [ε₀, most] whose proxy is at most the target.
     pub search: Option<Search>,
     /// Keep the diagonal for a `redamp` that adopts it.
     pub keep_diagonal: bool,
+    /// Bound the gap as it is once the diagonal is adopted. RC and α are then those of the corrected spectrum.
+    pub certificate: Option<Certificate>,
+}
+
+/// A proven bound of the gap that is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Certificate {
+    /// τ: the cheapest bound that is at most τ is enough.
+    pub target: f64,
+    /// c: the statistic is at least c times what it was at the last refresh.
+    pub kept: f64,
 }
 
 /// A search for the smallest sufficient damping.
 #[derive(Clone, Copy, Debug)]
 pub struct Search {
-    /// Smallest ε.
-    pub low: f64,
     /// Largest ε.
-    pub high: f64,
+    pub most: Damping,
     /// Largest tolerated proxy.
     pub target: f64,
 }
@@ -177,8 +187,8 @@ pub const SEARCH_RATIO: f64 = 1.01;
 pub struct RefreshOrder {
     /// The factor.
     pub factor: usize,
-    /// ε that the noise floor is measured with.
-    pub base: f64,
+    /// ε₀, which the noise floor is measured with.
+    pub base: Damping,
     /// Measure the noise floor.
     pub noise_floor: bool,
     /// Shift a spectrum with negative values up until the smallest is zero; else each becomes zero.
@@ -236,10 +246,10 @@ pub struct Pending {
 pub struct RedampOrder {
     /// The factor.
     pub factor: usize,
-    /// ε.
-    pub epsilon: f64,
+    /// ε; after a pending refresh at the largest eigenvalue that it found.
+    pub epsilon: Damping,
     /// Which of the pending refreshes decides about its record, and the ε to take if that one fails.
-    pub pending: Option<(usize, f64)>,
+    pub pending: Option<(usize, Damping)>,
     /// First take the diagonal found by the last `sense` as spectrum.
     pub adopt_diagonal: bool,
 }

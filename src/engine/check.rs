@@ -5,8 +5,9 @@ use super::Engine;
 use super::rules::Rules;
 use super::stats::Verb;
 use crate::config::NegativeEigenvalues;
-use crate::device::{Pending, RedampOrder, RefreshOrder, Refreshed, Rung, Search, SenseOrder};
+use crate::device::{Certificate, Pending, RedampOrder, RefreshOrder, Refreshed, Rung, Search, SenseOrder};
 use crate::error::Result;
+use crate::preconditioner::damping::Damping;
 use crate::preconditioner::policy::{self, Action, Sensed};
 use crate::preconditioner::{Branch, FactorRecord, bound, cadence};
 use crate::tensor::Precision;
@@ -102,7 +103,7 @@ impl Engine {
                     let after = self.outcome(order, refreshed);
                     self.records[order.factor] = after;
                     self.remark(order.factor, &before, &after);
-                    let epsilon = after.gauges.epsilon;
+                    let epsilon = Damping::absolute(after.gauges.epsilon);
                     redamp.push(RedampOrder {
                         factor: order.factor,
                         epsilon,
@@ -129,30 +130,44 @@ impl Engine {
     fn begin_check(&mut self, factor: usize) -> bool {
         let t = self.step_of(factor) as i64;
         let senses = policy::senses(self.config.policy);
+        let growth = self.config.refresh_growth;
         let record = &mut self.records[factor];
-        let sensed = senses && record.has_basis();
-        record.counters.checks += 1;
-        record.counters.last_check = t;
-        if !sensed {
-            record.counters.branch = if senses { Branch::EvdFirst } else { Branch::EvdStale } as i64;
+        let counters = &mut record.counters;
+        let aged = growth > 0.0 && t as f64 >= growth * counters.last_refresh as f64;
+        counters.checks += 1;
+        counters.last_check = t;
+        let unasked = match (senses, counters.has_basis != 0) {
+            (false, _) => Some(Branch::EvdStale),
+            (true, false) => Some(Branch::EvdFirst),
+            (true, true) => aged.then_some(Branch::EvdAge),
+        };
+        if let Some(branch) = unasked {
+            counters.branch = branch as i64;
         }
-        !sensed
+        unasked.is_some()
     }
 
     fn sense_order(&self, factor: usize) -> SenseOrder {
-        let base = self.plan.factors[factor].epsilon;
-        let search = policy::searches(self.config.policy).then(|| Search {
-            low: base,
-            high: self.config.epsilon_max,
+        let policy = self.config.policy;
+        let search = policy::searches(policy).then(|| Search {
+            most: self.config.most_damping(),
             target: self.config.tau / self.growth(factor),
         });
-        SenseOrder { factor, base, search, keep_diagonal: policy::adopts_diagonal(self.config.policy) }
+        let certificate = policy::certifies(policy)
+            .then(|| Certificate { target: self.config.tau, kept: 1.0 - self.largest_loss(factor) });
+        SenseOrder {
+            factor,
+            base: self.plan.factors[factor].damping,
+            search,
+            keep_diagonal: policy::adopts_diagonal(policy),
+            certificate,
+        }
     }
 
     fn refresh_order(&self, factor: usize) -> RefreshOrder {
         RefreshOrder {
             factor,
-            base: self.plan.factors[factor].epsilon,
+            base: self.plan.factors[factor].damping,
             noise_floor: self.config.noise_floor,
             shift: self.config.negative_eigenvalues == NegativeEigenvalues::Shift,
             has_basis: self.records[factor].has_basis(),
@@ -161,12 +176,16 @@ impl Engine {
         }
     }
 
-    /// g(m) of the proven bound, for a factor at its current time.
-    fn growth(&self, factor: usize) -> f64 {
+    /// The share of a factor's statistic that can have been lost since its last refresh.
+    fn largest_loss(&self, factor: usize) -> f64 {
         let config = &self.config;
         let refreshed = self.records[factor].counters.last_refresh as u64;
-        let m = bound::largest_loss(config.beta2, config.bias_correction, refreshed, self.step_of(factor));
-        bound::growth(self.plan.factors[factor].exponent, m)
+        bound::largest_loss(config.beta2, config.bias_correction, refreshed, self.step_of(factor))
+    }
+
+    /// g(m) of the proven bound, for a factor at its current time.
+    fn growth(&self, factor: usize) -> f64 {
+        bound::growth(self.plan.factors[factor].exponent, self.largest_loss(factor))
     }
 
     fn decide(
@@ -180,11 +199,12 @@ impl Engine {
         let (growth, plan) = (self.growth(factor), &self.plan.factors[factor]);
         let record = &mut self.records[factor];
         let before = record.gauges.epsilon;
-        match policy::decide(&self.config, record, sensed, plan.exponent, growth, plan.epsilon) {
+        match policy::decide(&self.config, record, sensed, plan.exponent, growth, plan.damping) {
             Action::Refresh => refresh.push(self.refresh_order(factor)),
             // The same basis, spectrum and ε give the same inverse root: it is kept.
             Action::Reuse { epsilon, adopt_diagonal: false } if epsilon == before => {}
             Action::Reuse { epsilon, adopt_diagonal } => {
+                let epsilon = Damping::absolute(epsilon);
                 redamp.push(RedampOrder { factor, epsilon, pending: None, adopt_diagonal });
             }
         }
@@ -206,8 +226,8 @@ impl Engine {
         counters.last_refresh = success.counters.last_refresh;
         RedampOrder {
             factor,
-            epsilon: success.gauges.epsilon,
-            pending: Some((pending.len() - 1, failure.gauges.epsilon)),
+            epsilon: self.plan.factors[factor].damping,
+            pending: Some((pending.len() - 1, self.damping_given_up(factor))),
             adopt_diagonal: false,
         }
     }
@@ -215,7 +235,6 @@ impl Engine {
     /// The record of a factor after a refresh.
     fn outcome(&self, order: &RefreshOrder, refreshed: &Refreshed) -> FactorRecord {
         let factor = order.factor;
-        let base = self.plan.factors[factor].epsilon;
         let mut record = self.records[factor];
         let (gauges, counters) = (&mut record.gauges, &mut record.counters);
         counters.failed_evds += i64::from(refreshed.rung != Rung::Chosen);
@@ -236,8 +255,19 @@ impl Engine {
             gauges.eigenvalue_min = refreshed.eigenvalue_min;
             gauges.eigenvalue_max = refreshed.eigenvalue_max;
         }
-        gauges.epsilon = if given_up { base.max(self.config.epsilon_max) } else { base };
+        // A certificate speaks of the basis that it was measured in.
+        if policy::certifies(self.config.policy) && !given_up {
+            gauges.gap_bound = 0.0;
+        }
+        let damping = if given_up { self.damping_given_up(factor) } else { self.plan.factors[factor].damping };
+        gauges.epsilon = damping.at(gauges.eigenvalue_max);
         record
+    }
+
+    /// The damping of a factor whose refresh failed on every path: ε_max, or ε₀ if that is larger.
+    fn damping_given_up(&self, factor: usize) -> Damping {
+        let (base, most) = (self.plan.factors[factor].damping, self.config.most_damping());
+        Damping { ratio: base.ratio.max(most.ratio), floor: base.floor.max(most.floor) }
     }
 
     /// Says what a user should know about a factor whose record has changed.

@@ -35,7 +35,7 @@ impl Optimizer {
     /// Numbers in one of a factor's buffers.
     pub fn factor_len(&self, factor: usize, kind: SlotKind) -> usize {
         let dim = self.plan().factors[factor].dim;
-        if kind == SlotKind::Spectrum { dim } else { dim * dim }
+        if kind.is_vector() { dim } else { dim * dim }
     }
 
     /// One of a factor's matrices, row-major. The statistic is the running moment, not bias-corrected;
@@ -51,7 +51,7 @@ impl Optimizer {
         };
         let dim = plan.dim;
         let values = self.slot_values(slot)?;
-        let shape = if kind == SlotKind::Spectrum { (1, dim) } else { (dim, dim) };
+        let shape = if kind.is_vector() { (1, dim) } else { (dim, dim) };
         let shaped = |values| {
             Array2::from_shape_vec(shape, values)
                 .map_err(|_| Error::invalid("a factor's buffer has another size"))

@@ -315,11 +315,11 @@ impl Optimizer {
     pub fn set_config(&mut self, config: Config) {
         let plan = &self.engine.plan;
         let base =
-            |factor: &FactorPlan| config.base_epsilon(plan.blocks[factor.block].dims.len(), factor.axis);
-        if plan.factors.iter().any(|factor| factor.epsilon != base(factor)) {
+            |factor: &FactorPlan| config.base_damping(plan.blocks[factor.block].dims.len(), factor.axis);
+        if plan.factors.iter().any(|factor| factor.damping != base(factor)) {
             let mut changed = Plan::clone(plan);
             for (new, old) in changed.factors.iter_mut().zip(&plan.factors) {
-                new.epsilon = base(old);
+                new.damping = base(old);
             }
             self.engine.plan = Arc::new(changed);
         }

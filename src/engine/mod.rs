@@ -198,5 +198,5 @@ impl Engine {
 
 /// The record of every factor before its first check.
 fn first_records(plan: &Plan) -> Vec<FactorRecord> {
-    plan.factors.iter().map(|factor| FactorRecord::new(factor.epsilon)).collect()
+    plan.factors.iter().map(|factor| FactorRecord::new(factor.damping.at(0.0))).collect()
 }

@@ -4,6 +4,7 @@
 use super::grafting;
 use crate::config::{Config, Policy, StatisticDtype};
 use crate::error::{Error, Kind, Result};
+use crate::preconditioner::damping::Damping;
 use crate::preconditioner::{FactorRecord, shampoo};
 use crate::tensor::{DType, Element, Precision};
 use std::collections::HashMap;
@@ -95,7 +96,7 @@ pub struct FactorPlan {
     /// The inverse root's exponent is −exponent.
     pub exponent: f64,
     /// ε₀.
-    pub epsilon: f64,
+    pub damping: Damping,
     /// The statistic; its lower triangle counts.
     pub statistic: SlotId,
     /// The basis, one eigenvector per row.
@@ -104,6 +105,8 @@ pub struct FactorPlan {
     pub spectrum: SlotId,
     /// The inverse root in use.
     pub inverse_root: SlotId,
+    /// The spectrum of the last refresh, where the policy needs it.
+    pub fresh_spectrum: Option<SlotId>,
 }
 
 /// Index of a slot.
@@ -120,6 +123,8 @@ pub enum SlotKind {
     Spectrum,
     /// (Q (D + ε) Qᵀ)^(−1/p).
     InverseRoot,
+    /// D as the last refresh gave it.
+    FreshSpectrum,
     /// The filtered gradient.
     Filter,
     /// The grafted second moment.
@@ -136,10 +141,16 @@ impl SlotKind {
             SlotKind::Basis => "basis",
             SlotKind::Spectrum => "spectrum",
             SlotKind::InverseRoot => "inverse_root",
+            SlotKind::FreshSpectrum => "fresh_spectrum",
             SlotKind::Filter => "filter",
             SlotKind::Moment => "moment",
             SlotKind::Momentum => "momentum",
         }
+    }
+
+    /// Whether a factor's slot of this kind has one number per eigenvalue; else it is a square.
+    pub fn is_vector(self) -> bool {
+        matches!(self, SlotKind::Spectrum | SlotKind::FreshSpectrum)
     }
 }
 
@@ -209,7 +220,7 @@ fn layout(
     let mut arrays = vec![words(Content::Clock, &[CLOCK_WORDS])];
     if preconditioned {
         arrays.push(words(Content::Record, &[dims.len(), RECORD_WORDS]));
-        arrays.extend(shampoo::arrays(dims, statistic, work));
+        arrays.extend(shampoo::arrays(config, dims, statistic, work));
     }
     let moments = [
         (SlotKind::Filter, config.beta1 > 0.0),
@@ -324,9 +335,12 @@ impl Plan {
             StatisticDtype::F32 => Precision::F32,
             StatisticDtype::F64 => Precision::F64,
         };
-        let preconditioned = !spec.grafting_only && config.policy != Policy::GraftingOnly;
         let limit = config.max_factor_dim as usize;
-        let shape = merged(&spec.shape, config.merge_dims, limit);
+        let shape = merged(&spec.shape, config, limit);
+        let is_vector = shape.iter().filter(|d| **d > 1).count() < 2;
+        let preconditioned = !spec.grafting_only
+            && config.policy != Policy::GraftingOnly
+            && (config.precondition_1d || !is_vector);
         let chunks: Vec<usize> = if shape.iter().any(|d| *d > limit) {
             shape.iter().map(|d| d.div_ceil(limit)).collect()
         } else {
@@ -370,11 +384,12 @@ impl Plan {
                     dim: *dim,
                     root,
                     exponent: config.exponent_multiplier / root,
-                    epsilon: config.base_epsilon(dims.len(), axis),
+                    damping: config.base_damping(dims.len(), axis),
                     statistic: own(SlotKind::Statistic)?,
                     basis: own(SlotKind::Basis)?,
                     spectrum: own(SlotKind::Spectrum)?,
                     inverse_root: own(SlotKind::InverseRoot)?,
+                    fresh_spectrum: own(SlotKind::FreshSpectrum),
                 })
             };
             let factors: Vec<FactorPlan> = dims.iter().enumerate().filter_map(factor_of).collect();
@@ -426,7 +441,7 @@ impl Plan {
         let factors = blocks.saturating_mul(order);
         self.blocks.try_reserve(blocks).map_err(refused)?;
         self.factors.try_reserve(factors).map_err(refused)?;
-        self.slots.try_reserve(factors.saturating_mul(4).saturating_add(3 * blocks)).map_err(refused)
+        self.slots.try_reserve(factors.saturating_mul(5).saturating_add(3 * blocks)).map_err(refused)
     }
 
     /// Numbers the arrays of all stacks and places them in an owned state. Clocks and records come first, so
@@ -535,15 +550,18 @@ fn refuse_absurd(shape: &[usize], limit: usize, precision: Precision, name: &str
 }
 
 /// Drops dimensions of size 1, then merges neighbours from the left while the product is at most
-/// `limit`. Without merging a shape stays as it is; a scalar becomes a vector of one.
-fn merged(shape: &[usize], merge: bool, limit: usize) -> Vec<usize> {
-    if !merge {
+/// `limit`; with `keep_matrix` the first of them stays alone. Without merging a shape stays as it is; a scalar
+/// becomes a vector of one.
+fn merged(shape: &[usize], config: &Config, limit: usize) -> Vec<usize> {
+    if !config.merge_dims {
         return if shape.is_empty() { vec![1] } else { shape.to_vec() };
     }
+    let alone = usize::from(config.keep_matrix);
     let mut kept: Vec<usize> = Vec::new();
     for dim in shape.iter().copied().filter(|d| *d != 1) {
+        let count = kept.len();
         match kept.last_mut() {
-            Some(last) if last.saturating_mul(dim) <= limit => *last *= dim,
+            Some(last) if count > alone && last.saturating_mul(dim) <= limit => *last *= dim,
             _ => kept.push(dim),
         }
     }
@@ -586,12 +604,33 @@ mod tests {
 
     #[test]
     fn dimensions_merge_from_the_left_while_they_fit() {
-        assert_eq!(merged(&[8, 4, 3, 3], true, 32), [32, 9]);
-        assert_eq!(merged(&[6, 4], true, 1024), [24]);
-        assert_eq!(merged(&[1, 1], true, 1024), [1]);
-        assert_eq!(merged(&[1, 1], false, 1024), [1, 1]);
-        assert_eq!(merged(&[], false, 1024), [1]);
-        assert_eq!(merged(&[64, 1, 64], true, 100), [64, 64]);
+        let config = Config::default();
+        let plain = Config { merge_dims: false, ..Config::default() };
+        assert_eq!(merged(&[8, 4, 3, 3], &config, 32), [32, 9]);
+        assert_eq!(merged(&[6, 4], &config, 1024), [24]);
+        assert_eq!(merged(&[1, 1], &config, 1024), [1]);
+        assert_eq!(merged(&[1, 1], &plain, 1024), [1, 1]);
+        assert_eq!(merged(&[], &plain, 1024), [1]);
+        assert_eq!(merged(&[64, 1, 64], &config, 100), [64, 64]);
+    }
+
+    #[test]
+    fn a_matrix_stays_a_matrix_if_asked_for() {
+        let config = Config { keep_matrix: true, ..Config::default() };
+        assert_eq!(merged(&[64, 10], &config, 1024), [64, 10]);
+        assert_eq!(merged(&[32, 3, 3, 3], &config, 1024), [32, 27]);
+        assert_eq!(merged(&[1, 32, 1, 8], &config, 1024), [32, 8]);
+        assert_eq!(merged(&[7], &config, 1024), [7]);
+        assert_eq!(merged(&[64, 512, 3, 3], &config, 1024), [64, 512, 9]);
+    }
+
+    #[test]
+    fn vectors_have_no_factors_unless_asked_for() {
+        let config = Config { precondition_1d: false, keep_matrix: true, ..Config::default() };
+        let specs = [&[5][..], &[1, 7], &[], &[4, 3]].map(spec).to_vec();
+        let plan = Plan::new(&config, specs).unwrap();
+        let counts: Vec<usize> = plan.params.iter().map(|param| param.factors.len()).collect();
+        assert_eq!(counts, [0, 0, 0, 2]);
     }
 
     #[test]

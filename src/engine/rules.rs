@@ -3,7 +3,7 @@
 //! block's clock and its site.
 
 use super::grafting;
-use crate::config::Config;
+use crate::config::{Config, EpsilonMode};
 use crate::preconditioner::cadence;
 use bytemuck::{Pod, Zeroable};
 
@@ -71,6 +71,8 @@ pub struct Rules {
     pub grad_scale: f64,
     /// ‖G‖² must be smaller; a device fills it in for each stack.
     pub largest: f64,
+    /// Added to a norm before something is divided by it.
+    pub tiny_norm: f64,
     /// There is a grafted method: it gives the direction where there is no basis yet, and the length elsewhere.
     pub grafts: i32,
     /// The moment takes the gradient divided by its norm, and the length is taken of that.
@@ -87,6 +89,10 @@ pub struct Rules {
     pub statistic_correction: i32,
     /// The moment is divided by 1 − βᵗ.
     pub moment_correction: i32,
+    /// `moment_epsilon` is a share of the gradient's root mean square.
+    pub moment_relative: i32,
+    /// 0.
+    pub reserved: i32,
 }
 
 /// A clock's next tick, and how the gradient enters the statistics in it.
@@ -108,6 +114,7 @@ impl Rules {
     /// The rules of a step whose parameters take `scale` times the direction.
     pub fn new(config: &Config, scale: f64, grad_scale: f64) -> Rules {
         let graft = grafting::Numbers::of(config);
+        let relative = config.epsilon_mode == EpsilonMode::Relative;
         Rules {
             beta1: config.beta1,
             beta2: config.beta2,
@@ -122,6 +129,7 @@ impl Rules {
             scale,
             grad_scale,
             largest: 0.0,
+            tiny_norm: if relative { 0.0 } else { TINY_NORM },
             grafts: i32::from(graft.grafts),
             normalized: i32::from(config.normalized_grafting),
             nadam: i32::from(config.nadam),
@@ -130,6 +138,8 @@ impl Rules {
             filter_correction: corrects(config.bias_correction, config.beta1),
             statistic_correction: corrects(config.bias_correction, config.beta2),
             moment_correction: corrects(graft.corrects, config.grafting_beta2),
+            moment_relative: i32::from(relative),
+            reserved: 0,
         }
     }
 
@@ -163,7 +173,16 @@ impl Rules {
 
     /// The gradient that enters the grafted moment is multiplied by it.
     pub fn normalization(&self, squared_norm: f64) -> f64 {
-        if self.normalized != 0 { 1.0 / (squared_norm.sqrt() + TINY_NORM) } else { 1.0 }
+        if self.normalized == 0 { 1.0 } else { quotient(1.0, squared_norm.sqrt() + self.tiny_norm) }
+    }
+
+    /// What is added to the root of the grafted moment of a block of `elements` elements.
+    pub fn moment_epsilon(&self, squared_norm: f64, elements: usize) -> f64 {
+        if self.moment_relative == 0 {
+            return self.moment_epsilon;
+        }
+        let mean = (squared_norm / elements as f64).sqrt() * self.normalization(squared_norm);
+        self.moment_epsilon * mean
     }
 
     /// What a direction of length `own` is multiplied by: 1, or what gives it the grafted method's length. A
@@ -174,9 +193,14 @@ impl Rules {
         } else if self.grafts == 0 {
             1.0
         } else {
-            grafted / (own + TINY_NORM)
+            quotient(grafted, own + self.tiny_norm)
         }
     }
+}
+
+/// x / norm; 0 where the norm is 0.
+fn quotient(x: f64, norm: f64) -> f64 {
+    if norm > 0.0 { x / norm } else { 0.0 }
 }
 
 /// 1 − βᵗ, or 1 where there is nothing to correct.

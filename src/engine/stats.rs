@@ -62,6 +62,10 @@ impl Optimizer {
             sum.fallback_double += c.fallback_double;
             sum.fallback_svd += c.fallback_svd;
             sum.fallback_stale += c.fallback_stale;
+            sum.bound_exceeded += c.bound_exceeded;
+            sum.bound_average += c.bound_average;
+            sum.bound_spectral += c.bound_spectral;
+            sum.bound_sandwich += c.bound_sandwich;
         }
         Summary { totals: self.engine.totals, counters: sum, footprint: self.engine.device.footprint() }
     }

@@ -12,6 +12,17 @@
 //! (1−tm)^(−1−1/p) over [0, 1] gives g.
 //!
 //! m needs no computation: an exponential average loses at most the share 1 − β^ℓ of L̂ in ℓ steps.
+//!
+//! # The sandwich
+//! Let S = diag(a) be any positive spectrum, B = Q S Qᵀ, X = L + εI, M = S^(−½)(QᵀXQ − S)S^(−½), N = I + M,
+//! f(x) = x^(−q), q = 1/p, Δ = f(X) − f(B), and C_ij = √(a_i a_j)·|f[a_i, a_j]| with the divided difference f[·,·].
+//! Then
+//!
+//! Λ := −C∘M ⪯ QᵀΔQ ⪯ Υ := C∘(N⁻¹ − I),   hence   ‖Δ‖_F ≤ ‖(Λ+Υ)/2‖_F + ‖(Υ−Λ)/2‖_F.
+//!
+//! x^(−q) is operator convex, so that f(X) is at least its tangent at B, which is Λ (Daleckii–Krein). y^q is operator
+//! concave: its tangent at B⁻¹, taken at X⁻¹, is Υ. With Λ ⪯ Δ ⪯ Υ, tr((Υ−Δ)(Δ−Λ)) ≥ 0 puts Δ into the ball with the
+//! centre (Λ+Υ)/2 and the radius ‖(Υ−Λ)/2‖_F. It needs no m.
 
 /// g(m) for the exponent 1/p = `exponent`; infinite when m ≥ 1.
 pub fn growth(exponent: f64, m: f64) -> f64 {
@@ -37,6 +48,72 @@ pub fn largest_loss(beta: f64, bias_correction: bool, refreshed: u64, t: u64) ->
     (1.0 - kept).clamp(0.0, 1.0)
 }
 
+/// The spectral form: gap ≤ max(1 − (1+m₊)^(−q), (1−m)^(−q) − 1), for m₊ ≥ λ_max(M), m ≥ −λ_min(M).
+pub fn spectral_form(exponent: f64, loss: f64, gain: f64) -> f64 {
+    if loss >= 1.0 {
+        return f64::INFINITY;
+    }
+    let above = (-exponent * (-loss).ln_1p()).exp_m1();
+    let below = -(-exponent * gain.ln_1p()).exp_m1();
+    above.max(below)
+}
+
+/// C_ij = √(a_i a_j)·|f[a_i, a_j]| of the sandwich.
+pub struct Coupling {
+    /// a^(1/p) for whole p; else ln a.
+    numbers: Vec<f64>,
+    /// a^(−q/2) for p that is not whole.
+    halves: Vec<f64>,
+    exponent: f64,
+    /// p, if it is a whole number up to [`LARGEST_ROOT`].
+    root: Option<u32>,
+}
+
+/// Roots up to this one have a closed form; above it a quotient of hyperbolic sines is cheaper.
+pub const LARGEST_ROOT: u32 = 8;
+
+impl Coupling {
+    /// The coefficients of the spectrum `a`, all of it positive.
+    pub fn new(a: &[f64], exponent: f64) -> Coupling {
+        let p = 1.0 / exponent;
+        let whole = (p - p.round()).abs() < 1e-12 && p < f64::from(LARGEST_ROOT) + 0.5;
+        let root = whole.then(|| p.round() as u32);
+        let number = |a: &f64| if whole { a.powf(exponent) } else { a.ln() };
+        let half = |a: &f64| a.powf(-0.5 * exponent);
+        Coupling {
+            numbers: a.iter().map(number).collect(),
+            halves: if whole { Vec::new() } else { a.iter().map(half).collect() },
+            exponent,
+            root,
+        }
+    }
+
+    /// C_ij. With x = a^(1/p) it is (x_i x_j)^(p/2−1) / Σ_k x_i^(p−1−k) x_j^k.
+    #[inline(always)]
+    pub fn at(&self, i: usize, j: usize) -> f64 {
+        let (x, y) = (self.numbers[i], self.numbers[j]);
+        match self.root {
+            Some(2) => 1.0 / (x + y),
+            Some(4) => x * y / ((x + y) * (x * x + y * y)),
+            Some(p) => {
+                let (mut sum, mut power) = (1.0, 1.0);
+                for _ in 1..p {
+                    power *= y;
+                    sum = sum * x + power;
+                }
+                (x * y).powf(0.5 * f64::from(p) - 1.0) / sum
+            }
+            None => {
+                // √(ab)·(b^(−q) − a^(−q))/(a − b) = (ab)^(−q/2)·sinh(qδ/2)/sinh(δ/2), δ = ln(a/b).
+                let half = 0.5 * (x - y).abs();
+                let ratio = if half < 1e-9 { self.exponent } else { (self.exponent * half).sinh() / half.sinh() };
+                let ratio = if ratio.is_finite() { ratio } else { (-(1.0 - self.exponent) * half).exp() };
+                self.halves[i] * self.halves[j] * ratio
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -54,6 +131,27 @@ mod tests {
         // The numbers of the derivation at β = 0.995, p = 2.
         let g = |steps| growth(0.5, largest_loss(0.995, false, 0, steps));
         assert!((g(20) - 1.08).abs() < 0.01 && (g(200) - 2.05).abs() < 0.01, "{} {}", g(20), g(200));
+    }
+
+    #[test]
+    fn couplings_are_divided_differences() {
+        let a = [1e-6, 0.3, 0.30000001, 0.3, 7.0, 2e4];
+        for p in [1.0, 1.5, 2.0, 3.0, 4.0, 4.7, 6.0, 8.0, 12.0] {
+            let (q, coupling) = (1.0 / p, Coupling::new(&a, 1.0 / p));
+            for i in 0..a.len() {
+                for j in 0..a.len() {
+                    let (x, y): (f64, f64) = (a[i], a[j]);
+                    let difference = if (x - y).abs() < 1e-6 * x {
+                        q * (0.5 * (x + y)).powf(-q - 1.0)
+                    } else {
+                        ((x.powf(-q) - y.powf(-q)) / (x - y)).abs()
+                    };
+                    let expected = (x * y).sqrt() * difference;
+                    let got = coupling.at(i, j);
+                    assert!((got / expected - 1.0).abs() < 1e-7, "p {p}: {got} {expected}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -8,12 +8,16 @@ use crate::config::{Cadence, Config};
 
 /// Whether the factors of a parameter are checked at its step `t` (from 1).
 pub fn is_check(config: &Config, t: u64) -> bool {
-    let period = config.check_period as u64;
+    let early = config.early_check_period > 0 && t <= config.early_steps as u64;
+    let due = |time: u64| {
+        time.is_multiple_of(config.check_period as u64)
+            || (early && time.is_multiple_of(config.early_check_period as u64))
+    };
     match config.cadence {
-        Cadence::Paper => (t - 1).is_multiple_of(period),
+        Cadence::Paper => due(t - 1),
         Cadence::Reference => {
             let first = config.first_check();
-            t == first || (t > first && t.is_multiple_of(period))
+            t == first || (t > first && due(t))
         }
     }
 }
@@ -72,6 +76,15 @@ mod tests {
             is_due(&config, 7, false) && !is_due(&config, 7, true),
             "a missing basis is made up for at once"
         );
+    }
+
+    #[test]
+    fn early_checks_come_more_often() {
+        let config =
+            Config { check_period: 10, early_check_period: 3, early_steps: 12, start_step: 2, ..Config::default() };
+        assert_eq!(checks(&config, 32), [2, 3, 6, 9, 10, 12, 20, 30]);
+        let config = Config { cadence: Cadence::Paper, ..config };
+        assert_eq!(checks(&config, 32), [1, 4, 7, 10, 11, 21, 31]);
     }
 
     #[test]

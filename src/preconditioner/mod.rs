@@ -3,6 +3,7 @@
 
 pub mod bound;
 pub mod cadence;
+pub mod damping;
 pub mod policy;
 pub mod shampoo;
 
@@ -33,6 +34,8 @@ pub enum Branch {
     ReuseClipped = 8,
     /// Reuse; nothing changed.
     ReuseSame = 9,
+    /// An eigendecomposition because the basis is older than `refresh_growth` allows.
+    EvdAge = 10,
 }
 
 /// A part of a factor's record: plain numbers of one type, and the table of their names, which checkpoints use.
@@ -113,6 +116,14 @@ part! {
         fallback_svd,
         /// Refreshes given up.
         fallback_stale,
+        /// Refreshes because a lower bound of the sandwich passed τ: no Cholesky was needed.
+        bound_exceeded,
+        /// Reuses certified by what an average can have lost.
+        bound_average,
+        /// Reuses certified by bounds of the drift's spectrum.
+        bound_spectral,
+        /// Reuses certified by the sandwich.
+        bound_sandwich,
     }
 }
 
@@ -161,7 +172,7 @@ impl FactorRecord {
             }
         }
         let Counters { has_basis, branch, .. } = self.counters;
-        let last = Branch::ReuseSame as i64;
+        let last = Branch::EvdAge as i64;
         (has_basis > 1 || branch > last).then(|| {
             format!("has_basis = {has_basis}, branch = {branch}: expected 0 or 1, and at most {last}")
         })
@@ -174,7 +185,7 @@ impl FactorRecord {
 
     /// Whether the last check asked for a refresh that did not succeed: the next one begins with double precision.
     pub fn refresh_failed(&self) -> bool {
-        let refreshes = [Branch::EvdFirst, Branch::EvdStale, Branch::EvdCap, Branch::EvdThreshold];
+        let refreshes = [Branch::EvdFirst, Branch::EvdStale, Branch::EvdCap, Branch::EvdThreshold, Branch::EvdAge];
         let counters = &self.counters;
         let asked = refreshes.iter().any(|branch| *branch as i64 == counters.branch);
         asked && (counters.last_refresh != counters.last_check || counters.evd_calls == 0)

@@ -1,5 +1,6 @@
 //! 𝒰(·): what becomes of a factor at a check, from what was sensed. Pure functions on plain numbers.
 
+use super::damping::Damping;
 use super::{Branch, FactorRecord};
 use crate::config::{Config, Policy};
 
@@ -15,6 +16,35 @@ pub struct Sensed {
     /// The smallest ε of the search range whose proxy is at most the target, and the proxy there;
     /// NaN when there is none (or none was asked for).
     pub certified: (f64, f64),
+    /// Smallest and largest of diag H, each at least 0.
+    pub ends: (f64, f64),
+    /// A proven bound of the gap after a correction of the spectrum, and which rule gave it.
+    pub bound: (f64, BoundRule),
+}
+
+/// Which rule bounded the gap.
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BoundRule {
+    /// None: nothing was asked for, or nothing could be said.
+    #[default]
+    None = 0,
+    /// The first-order part alone is above τ, and the sandwich cannot be below it.
+    Exceeded = 1,
+    /// Theorem 1 with what an average can have lost.
+    Average = 2,
+    /// Theorem 1 with bounds of the drift's spectrum, or the spectral form.
+    Spectral = 3,
+    /// Theorem 2, the sandwich.
+    Sandwich = 4,
+}
+
+impl BoundRule {
+    /// The rule with that number.
+    pub fn of(number: i32) -> BoundRule {
+        let all = [BoundRule::Exceeded, BoundRule::Average, BoundRule::Spectral, BoundRule::Sandwich];
+        all.into_iter().find(|rule| *rule as i32 == number).unwrap_or_default()
+    }
 }
 
 /// What is done with a factor.
@@ -43,20 +73,27 @@ pub fn searches(policy: Policy) -> bool {
 
 /// Whether a policy may take the sensed diagonal as spectrum.
 pub fn adopts_diagonal(policy: Policy) -> bool {
-    policy == Policy::DiagonalResidual
+    matches!(policy, Policy::DiagonalResidual | Policy::Sandwich)
+}
+
+/// Whether a policy asks for a proven bound of the gap after a correction of the spectrum.
+pub fn certifies(policy: Policy) -> bool {
+    policy == Policy::Sandwich
 }
 
 /// Decides about a factor with a basis, and writes what was seen into its record.
 ///
-/// `exponent` is 1/p, `growth` is g(m) of [`super::bound`], `base` is ε₀.
+/// `exponent` is 1/p, `growth` is g(m) of [`super::bound`], `damping` gives ε₀.
 pub fn decide(
     config: &Config,
     record: &mut FactorRecord,
     sensed: &Sensed,
     exponent: f64,
     growth: f64,
-    base: f64,
+    damping: Damping,
 ) -> Action {
+    let base = damping.at(sensed.ends.1);
+    let cap = config.most_damping().at(sensed.ends.1);
     let current = base.max(record.gauges.epsilon);
     if config.policy == Policy::DiagonalResidual {
         return decide_residual(config, record, sensed, base);
@@ -70,6 +107,9 @@ pub fn decide(
     // No drift has no gap, whatever was lost meanwhile (0·∞ otherwise).
     gauges.gap_bound = if proxy == 0.0 { 0.0 } else { proxy * growth };
     record.counters.proxy_calls += 1;
+    if config.policy == Policy::Sandwich {
+        return decide_sandwich(config, record, sensed, base);
+    }
     if !proxy.is_finite() {
         // Nothing can be said about the stale basis: only a fresh one helps.
         return refresh(record, Branch::EvdThreshold);
@@ -80,14 +120,14 @@ pub fn decide(
         Policy::FoamFixedEpsilon => reuse(record, base, Branch::ReuseSame),
         Policy::FoamNoRefresh => {
             record.counters.epsilon_updates += i64::from(scaled != current);
-            let next = scaled.min(config.epsilon_max);
+            let next = scaled.min(cap);
             let branch = if next < scaled { Branch::ReuseClipped } else { moved(current, next, base) };
             reuse(record, next, branch)
         }
         Policy::FoamCertified => decide_certified(record, sensed, growth, current, base),
         _ => {
             record.counters.epsilon_updates += i64::from(scaled != current);
-            if scaled > config.epsilon_max {
+            if scaled > cap {
                 record.counters.cap_refreshes += 1;
                 return refresh(record, Branch::EvdCap);
             }
@@ -113,15 +153,40 @@ fn decide_certified(
     reuse(record, epsilon, moved(current, epsilon, base))
 }
 
+fn decide_sandwich(config: &Config, record: &mut FactorRecord, sensed: &Sensed, base: f64) -> Action {
+    let (bound, rule) = sensed.bound;
+    record.gauges.gap_bound = bound;
+    let counters = &mut record.counters;
+    // Written so that a bound that is not a number refreshes.
+    if bound <= config.tau {
+        match rule {
+            BoundRule::Average => counters.bound_average += 1,
+            BoundRule::Spectral => counters.bound_spectral += 1,
+            _ => counters.bound_sandwich += 1,
+        }
+        correct(record, sensed, base, Branch::ReuseFloor)
+    } else {
+        counters.bound_exceeded += i64::from(rule == BoundRule::Exceeded);
+        refresh(record, Branch::EvdThreshold)
+    }
+}
+
+/// Keeps the basis and takes the sensed diagonal as spectrum.
+fn correct(record: &mut FactorRecord, sensed: &Sensed, base: f64, branch: Branch) -> Action {
+    record.counters.reuse_calls += 1;
+    record.counters.branch = branch as i64;
+    let gauges = &mut record.gauges;
+    gauges.epsilon = base;
+    (gauges.eigenvalue_min, gauges.eigenvalue_max) = sensed.ends;
+    Action::Reuse { epsilon: base, adopt_diagonal: true }
+}
+
 fn decide_residual(config: &Config, record: &mut FactorRecord, sensed: &Sensed, base: f64) -> Action {
     record.gauges.residual = sensed.residual;
     record.counters.residual_calls += 1;
     // Written so that a residual that is not a number refreshes.
     if sensed.residual <= config.residual_threshold {
-        record.counters.reuse_calls += 1;
-        record.counters.branch = Branch::ReuseSame as i64;
-        record.gauges.epsilon = base;
-        Action::Reuse { epsilon: base, adopt_diagonal: true }
+        correct(record, sensed, base, Branch::ReuseSame)
     } else {
         refresh(record, Branch::EvdThreshold)
     }
@@ -156,6 +221,7 @@ mod tests {
     use super::*;
 
     const BASE: f64 = 1e-6;
+    const DAMPING: Damping = Damping::absolute(BASE);
 
     fn config(policy: Policy) -> Config {
         Config { policy, tau: 0.5, epsilon: BASE, epsilon_max: 1e-4, ..Config::default() }
@@ -165,7 +231,7 @@ mod tests {
     fn check(policy: Policy, epsilon: f64, h: f64) -> (Action, FactorRecord) {
         let mut record = FactorRecord::new(epsilon);
         let sensed = Sensed { relative_change: 2.0 * h, alpha: 1.0, ..Sensed::default() };
-        let action = decide(&config(policy), &mut record, &sensed, 0.5, 1.5, BASE);
+        let action = decide(&config(policy), &mut record, &sensed, 0.5, 1.5, DAMPING);
         (action, record)
     }
 
@@ -196,7 +262,7 @@ mod tests {
         let mut at_cap = config(Policy::Foam);
         at_cap.epsilon_max = 1e-5 * 1.0 / 0.5;
         let sensed = Sensed { relative_change: 2.0, alpha: 1.0, ..Sensed::default() };
-        let action = decide(&at_cap, &mut FactorRecord::new(1e-5), &sensed, 0.5, 1.0, BASE);
+        let action = decide(&at_cap, &mut FactorRecord::new(1e-5), &sensed, 0.5, 1.0, DAMPING);
         assert_eq!(action, reused(at_cap.epsilon_max));
     }
 
@@ -218,7 +284,7 @@ mod tests {
         let mut record = FactorRecord::new(BASE);
         let sensed = Sensed { residual: f64::NAN, ..Sensed::default() };
         let config = config(Policy::DiagonalResidual);
-        assert_eq!(decide(&config, &mut record, &sensed, 0.5, 1.0, BASE), Action::Refresh);
+        assert_eq!(decide(&config, &mut record, &sensed, 0.5, 1.0, DAMPING), Action::Refresh);
     }
 
     #[test]
@@ -226,9 +292,43 @@ mod tests {
         let config = config(Policy::FoamCertified);
         let sensed = Sensed { relative_change: 2.0, alpha: 1.0, certified: (3e-6, 0.3), ..Sensed::default() };
         let mut record = FactorRecord::new(BASE);
-        assert_eq!(decide(&config, &mut record, &sensed, 0.5, 1.5, BASE), reused(3e-6));
+        assert_eq!(decide(&config, &mut record, &sensed, 0.5, 1.5, DAMPING), reused(3e-6));
         assert!((record.gauges.gap_bound - 0.45).abs() < 1e-15);
         let none = Sensed { certified: (f64::NAN, f64::NAN), ..sensed };
-        assert_eq!(decide(&config, &mut record, &none, 0.5, 1.5, BASE), Action::Refresh);
+        assert_eq!(decide(&config, &mut record, &none, 0.5, 1.5, DAMPING), Action::Refresh);
+    }
+
+    #[test]
+    fn the_sandwich_corrects_while_its_bound_is_at_most_tau() {
+        let config = config(Policy::Sandwich);
+        let sensed = |bound, rule| Sensed {
+            relative_change: 2.0,
+            alpha: 1.0,
+            ends: (0.5, 4.0),
+            bound: (bound, rule),
+            ..Sensed::default()
+        };
+        let mut record = FactorRecord::new(BASE);
+        let action = decide(&config, &mut record, &sensed(0.5, BoundRule::Spectral), 0.5, 1.5, DAMPING);
+        assert_eq!(action, Action::Reuse { epsilon: BASE, adopt_diagonal: true });
+        assert_eq!((record.gauges.gap_bound, record.gauges.eigenvalue_max), (0.5, 4.0));
+        assert_eq!((record.counters.bound_spectral, record.counters.bound_exceeded), (1, 0));
+        for (bound, rule, exceeded) in
+            [(0.51, BoundRule::Sandwich, 0), (9.0, BoundRule::Exceeded, 1), (f64::NAN, BoundRule::None, 0)]
+        {
+            let mut record = FactorRecord::new(BASE);
+            let action = decide(&config, &mut record, &sensed(bound, rule), 0.5, 1.5, DAMPING);
+            assert_eq!((action, record.counters.bound_exceeded), (Action::Refresh, exceeded));
+        }
+    }
+
+    #[test]
+    fn a_relative_base_follows_the_sensed_eigenvalue() {
+        let config = Config { epsilon_mode: crate::config::EpsilonMode::Relative, ..config(Policy::Foam) };
+        let damping = Damping::new(&config, 1e-6);
+        let sensed = Sensed { ends: (0.0, 1e-8), ..Sensed::default() };
+        let mut record = FactorRecord::new(1e-20);
+        let action = decide(&config, &mut record, &sensed, 0.5, 1.0, damping);
+        assert_eq!(action, reused(1e-6 * 1e-8));
     }
 }

@@ -1,22 +1,27 @@
 //! Shampoo: which arrays it keeps for a block. Its accumulation, direction and sensing are the device's verbs;
 //! what is decided about a factor at a check is in [`super::policy`].
 
+use super::policy;
+use crate::config::Config;
 use crate::engine::plan::{Array, SlotKind};
 use crate::tensor::Precision;
 
-/// Statistic, basis, spectrum and inverse root of every axis; kind by kind, axis by axis.
-pub fn arrays(dims: &[usize], statistic: Precision, work: Precision) -> Vec<Array> {
+/// Statistic, basis, spectrum and inverse root of every axis, and the spectrum of the last refresh where the policy
+/// needs it; kind by kind, axis by axis.
+pub fn arrays(config: &Config, dims: &[usize], statistic: Precision, work: Precision) -> Vec<Array> {
     let kinds = [
         (SlotKind::Statistic, statistic),
         (SlotKind::Basis, statistic),
         (SlotKind::Spectrum, statistic),
         (SlotKind::InverseRoot, work),
+        (SlotKind::FreshSpectrum, statistic),
     ];
-    let mut arrays = Vec::with_capacity(4 * dims.len());
-    for (kind, precision) in kinds {
+    let kinds = if policy::certifies(config.policy) { &kinds[..] } else { &kinds[..4] };
+    let mut arrays = Vec::with_capacity(kinds.len() * dims.len());
+    for &(kind, precision) in kinds {
         for (axis, dim) in dims.iter().enumerate() {
             let square = [*dim, *dim];
-            let tail = if kind == SlotKind::Spectrum { &square[..1] } else { &square[..] };
+            let tail = if kind.is_vector() { &square[..1] } else { &square[..] };
             arrays.push(Array::numbers(kind, Some(axis), precision, tail));
         }
     }

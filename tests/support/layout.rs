@@ -110,6 +110,13 @@ layout!(
         allocate,
         deallocate,
         allocator_user,
+        epsilon_mode,
+        precondition_1d,
+        keep_matrix,
+        reserved2,
+        early_check_period,
+        early_steps,
+        refresh_growth,
     }
 );
 layout!(
@@ -152,6 +159,10 @@ layout!(
         seconds_redamp,
         seconds_apply,
         seconds_total,
+        bound_exceeded,
+        bound_average,
+        bound_spectral,
+        bound_sandwich,
     }
 );
 layout!(
@@ -188,6 +199,10 @@ layout!(
         fallback_double,
         fallback_svd,
         fallback_stale,
+        bound_exceeded,
+        bound_average,
+        bound_spectral,
+        bound_sandwich,
     }
 );
 layout!(stack, foam_stack { struct_size, flags, shape, ndim, dtype, count, weight_decay_scale, root });

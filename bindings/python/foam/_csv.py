@@ -48,6 +48,10 @@ COLUMNS = (
     "fallback_svd",
     "fallback_stale",
     "branch",
+    "bound_exceeded",
+    "bound_average",
+    "bound_spectral",
+    "bound_sandwich",
     # Of the whole group, the same in all its rows.
     "group",
     "seconds_inspect",

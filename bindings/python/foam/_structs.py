@@ -91,6 +91,7 @@ BRANCHES = (
     "evd_threshold",
     "reuse_clipped",
     "reuse_same",
+    "evd_age",
 )
 
 #: ``FOAM_FACTOR_*``: the matrices of a factor.
@@ -199,6 +200,13 @@ class Config(ctypes.Structure):
             ("allocate", c_void_p),
             ("deallocate", c_void_p),
             ("allocator_user", c_void_p),
+            ("epsilon_mode", c_int32),
+            ("precondition_1d", c_int32),
+            ("keep_matrix", c_int32),
+            ("reserved2", c_int32),
+            ("early_check_period", c_int64),
+            ("early_steps", c_int64),
+            ("refresh_growth", c_double),
         ]
     )
 
@@ -269,6 +277,10 @@ class StatsInfo(ctypes.Structure):
             ("seconds_" + phase, c_double)
             for phase in ("inspect", "accumulate", "sense", "refresh", "redamp", "apply", "total")
         ]
+        + [
+            (name, c_uint64)
+            for name in ("bound_exceeded", "bound_average", "bound_spectral", "bound_sandwich")
+        ]
     )
 
 
@@ -311,6 +323,10 @@ class FactorInfo(ctypes.Structure):
                 "fallback_double",
                 "fallback_svd",
                 "fallback_stale",
+                "bound_exceeded",
+                "bound_average",
+                "bound_spectral",
+                "bound_sandwich",
             )
         ]
     )

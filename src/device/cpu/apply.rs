@@ -78,7 +78,7 @@ fn prepare(cpu: &mut Cpu, rules: &Rules) {
             *info |= INFO_IDLE;
         }
     }
-    if rules.normalized != 0 && !cpu.inspected {
+    if (rules.normalized != 0 || rules.moment_relative != 0) && !cpu.inspected {
         measure(cpu, rules);
     }
     let shared = &cpu.shared;
@@ -97,6 +97,7 @@ fn prepare(cpu: &mut Cpu, rules: &Rules) {
         step.filter_divisor = rules.filter_divisor(t);
         step.moment_divisor = rules.moment_divisor(t);
         step.normalize = rules.normalization(step.squared_norm);
+        step.moment_epsilon = rules.moment_epsilon(step.squared_norm, plan.elements);
         step.direction = if shared.has_roots(block) {
             Direction::Preconditioned
         } else if rules.grafts != 0 {
@@ -159,7 +160,7 @@ impl<'a, W: Real> Pass<'a, W> {
             let v = unsafe { std::slice::from_raw_parts_mut(moment.add(run.state), run.len) };
             let (keep, take) = (W::of(rules.moment_keep), W::of(rules.moment_take));
             let correction = W::of(1.0 / self.step.moment_divisor);
-            let epsilon = W::of(rules.moment_epsilon);
+            let epsilon = W::of(self.step.moment_epsilon);
             for ((v, g), d) in v.iter_mut().zip(&*source).zip(scale.iter_mut()) {
                 *v = keep * *v + take * (*g * *g);
                 *d = (*v * correction).root() + epsilon;

@@ -3,6 +3,7 @@
 
 mod accumulate;
 mod apply;
+mod certificate;
 mod evd;
 pub mod gap;
 mod pool;
@@ -101,6 +102,8 @@ struct BlockStep {
     squared_norm: f64,
     /// Multiplies the gradient that enters the grafted moment.
     normalize: f64,
+    /// Added to the root of the grafted moment.
+    moment_epsilon: f64,
     /// Multiplies the direction.
     length: f64,
 }

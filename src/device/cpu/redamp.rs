@@ -38,8 +38,9 @@ fn redamp_factor<W: Real, S: Real>(
     }
     let (basis, b) = (shared.slot::<S>(factor.basis), scratch.matrix::<S>(0));
     let stride = n + PADDING;
+    let epsilon = order.epsilon.at(spectrum.iter().map(|d| d.wide()).fold(0.0, f64::max));
     for (j, d) in spectrum.iter().enumerate() {
-        let weight = S::of((d.wide().max(0.0) + order.epsilon).powf(-0.5 * factor.exponent));
+        let weight = S::of((d.wide().max(0.0) + epsilon).powf(-0.5 * factor.exponent));
         // SAFETY: column j of the basis and of B.
         let (source, target) = unsafe {
             (

@@ -57,12 +57,17 @@ fn refresh_factor<S: Real>(
         let shift = if order.shift { lowest.min(0.0) } else { 0.0 };
         spectrum.iter_mut().zip(&scratch.vector).for_each(|(d, x)| *d = S::of((*x - shift).max(0.0)));
     }
+    if let Some(slot) = factor.fresh_spectrum {
+        // SAFETY: the factor's own slot, of n numbers.
+        unsafe { std::slice::from_raw_parts_mut(shared.slot::<S>(slot), n) }.copy_from_slice(spectrum);
+    }
     let mut noise_floor = f64::NAN;
     if order.noise_floor {
         scratch.rotate::<S>(shared, factor);
         // SAFETY: `rotate` filled matrix 2.
         let h = unsafe { std::slice::from_raw_parts(scratch.matrix::<S>(2), n * n) };
-        noise_floor = Drift { h, spectrum, exponent: factor.exponent }.proxy(order.base);
+        let base = order.base.at(bounds(spectrum).eigenvalue_max);
+        noise_floor = Drift { h, spectrum, exponent: factor.exponent }.proxy(base);
     }
     Refreshed { rung, noise_floor, ..bounds(spectrum) }
 }

@@ -1,5 +1,6 @@
 //! The scratch of one factor at a check step: a few matrices and the workspace of an eigendecomposition, made once.
 
+use super::certificate;
 use super::evd;
 use super::product::{Span2, mirror, multiply, multiply_lower};
 use super::real::Real;
@@ -43,6 +44,7 @@ impl ScratchShape {
         let (single, double) = (largest(Precision::F32), largest(Precision::F64));
         let bytes = |n: usize, size: usize| aligned((n * (n + PADDING) * size) as u128) as usize;
         let need = evd::scratch::<f32>(single).or(evd::scratch::<f64>(double));
+        let need = need.or(certificate::scratch::<f32>(single)).or(certificate::scratch::<f64>(double));
         ScratchShape {
             side: single.max(double),
             stride: bytes(single, 4).max(bytes(double, 8)),

@@ -1,12 +1,13 @@
 //! The verb `sense`: RC, α and the residual of a factor in its stale basis, and the search for the
 //! smallest certified damping.
 
+use super::certificate::{Corrected, Found};
 use super::real::Real;
 use super::scratch::Scratch;
 use super::{Cpu, Places, Precision, Shared};
-use crate::device::{SEARCH_RATIO, Search, SenseOrder};
+use crate::device::{SEARCH_RATIO, SenseOrder};
 use crate::engine::rules::Rules;
-use crate::preconditioner::policy::Sensed;
+use crate::preconditioner::policy::{BoundRule, Sensed};
 
 /// Measures factors, and keeps the answers for the readback.
 pub(super) fn sense(cpu: &mut Cpu, rules: &Rules, orders: &[SenseOrder]) {
@@ -40,7 +41,6 @@ fn sense_factor<S: Real>(
 ) -> Sensed {
     let factor = &shared.plan.factors[order.factor];
     let scale = rules.statistic_scale(shared.clock(factor.block));
-    let epsilon = order.base.max(shared.record(order.factor).gauges.epsilon);
     scratch.load_statistic::<S>(shared, factor, scale);
     scratch.rotate::<S>(shared, factor);
     let n = factor.dim;
@@ -53,16 +53,33 @@ fn sense_factor<S: Real>(
     };
     scratch.vector.clear();
     scratch.vector.extend((0..n).map(|i| h[i + i * n].wide().max(0.0)));
+    let diagonal = scratch.vector.iter().copied();
+    let ends = (diagonal.clone().fold(f64::INFINITY, f64::min), diagonal.fold(0.0, f64::max));
+    let base = order.base.at(ends.1);
+    let none = (f64::NAN, f64::NAN);
+    if let (Some(certificate), Some(fresh)) = (order.certificate, factor.fresh_spectrum) {
+        // SAFETY: the factor's own slot, of n numbers.
+        let fresh = unsafe { std::slice::from_raw_parts(shared.slot::<S>(fresh), n) };
+        let residual = residual(h, &scratch.vector);
+        let diagonal = std::mem::take(&mut scratch.vector);
+        let corrected = Corrected { diagonal: &diagonal, fresh, exponent: factor.exponent, epsilon: base };
+        let Found { relative_change, alpha, bound } = corrected.bound(certificate, scratch);
+        scratch.vector = diagonal;
+        return Sensed { relative_change, alpha, residual, certified: none, ends, bound };
+    }
+    let epsilon = base.max(shared.record(order.factor).gauges.epsilon);
     let drift = Drift { h, spectrum, exponent: factor.exponent };
     let certified = match order.search {
-        Some(search) => drift.smallest_sufficient(search),
-        None => (f64::NAN, f64::NAN),
+        Some(search) => drift.smallest_sufficient(base, search.most.at(ends.1), search.target),
+        None => none,
     };
     Sensed {
         relative_change: drift.relative_change(epsilon),
         alpha: drift.alpha(epsilon),
         residual: residual(h, &scratch.vector),
         certified,
+        ends,
+        bound: (f64::NAN, BoundRule::None),
     }
 }
 
@@ -113,21 +130,21 @@ impl<S: Real> Drift<'_, S> {
 
     /// The smallest ε in [low, high] with h(ε) ≤ target, and h there; NaN if there is none. RC and α
     /// both fall as ε grows, so bisection finds it; the end that is kept satisfies the inequality.
-    fn smallest_sufficient(&self, search: Search) -> (f64, f64) {
-        let at_low = self.proxy(search.low);
-        if at_low <= search.target {
-            return (search.low, at_low);
+    fn smallest_sufficient(&self, low: f64, high: f64, target: f64) -> (f64, f64) {
+        let at_low = self.proxy(low);
+        if at_low <= target {
+            return (low, at_low);
         }
-        let at_high = self.proxy(search.high);
-        if at_high.is_nan() || at_high > search.target {
+        let at_high = self.proxy(high);
+        if at_high.is_nan() || at_high > target {
             return (f64::NAN, f64::NAN);
         }
-        let (mut low, mut best) = (search.low, (search.high, at_high));
+        let (mut low, mut best) = (low, (high, at_high));
         while best.0 > low * SEARCH_RATIO {
             // The geometric mean, root by root: the product of two tiny numbers would be zero.
             let middle = low.sqrt() * best.0.sqrt();
             let proxy = self.proxy(middle);
-            if proxy <= search.target {
+            if proxy <= target {
                 best = (middle, proxy);
             } else {
                 low = middle;

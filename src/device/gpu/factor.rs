@@ -15,7 +15,8 @@ use crate::engine::rules::Rules;
 use crate::error::Result;
 use crate::memory::Allocator;
 use crate::preconditioner::FactorRecord;
-use crate::preconditioner::policy::Sensed;
+use crate::preconditioner::damping::Damping;
+use crate::preconditioner::policy::{BoundRule, Sensed};
 use crate::tensor::Precision;
 use bytemuck::Zeroable;
 use std::ffi::c_void;
@@ -48,6 +49,8 @@ pub(super) fn sensed(drift: &Drift) -> Sensed {
         alpha: drift.alpha,
         residual: drift.residual,
         certified: (drift.epsilon, drift.proxy),
+        ends: (drift.least, drift.largest),
+        bound: (drift.bound, BoundRule::of(drift.rule)),
     }
 }
 
@@ -60,6 +63,7 @@ impl Gpu {
             basis: self.slot(plan.basis),
             spectrum: self.slot(plan.spectrum),
             inverse_root: self.slot(plan.inverse_root),
+            fresh: plan.fresh_spectrum.map_or(0, |slot| self.slot(slot)),
             diagonal: self.table(self.layout.tables.diagonals + self.layout.diagonals[factor] * 8),
             clock: self.clock(plan.block),
             record: self.record(factor),
@@ -128,11 +132,20 @@ impl Gpu {
         factors
     }
 
+    /// Whether gaps are bounded at checks.
+    pub(super) fn certifies(&self) -> bool {
+        self.plan.factors.iter().any(|factor| factor.fresh_spectrum.is_some())
+    }
+
     /// The solver's workspace, as large as any refresh of this plan needs.
     pub(super) fn reserve_solver(&mut self) -> Result<()> {
         for group in self.groups(&self.by_side(), |_| None) {
             let batch = batch(&self.scratch(&group), &group);
-            self.linear.prepare(&batch, self.allocator.unwrap_or(Allocator::System))?;
+            let allocator = self.allocator.unwrap_or(Allocator::System);
+            self.linear.prepare(&batch, allocator)?;
+            if self.certifies() {
+                self.linear.prepare_inverse(&batch, allocator)?;
+            }
         }
         Ok(())
     }
@@ -187,13 +200,17 @@ pub(super) fn sense(gpu: &mut Gpu, rules: &Rules, orders: &[SenseOrder]) -> Resu
         .iter()
         .enumerate()
         .map(|(number, order)| {
-            let (low, high, target) = order.search.map_or((0.0, 0.0, 0.0), |s| (s.low, s.high, s.target));
+            let most = order.search.map_or(order.base, |search| search.most);
+            let target = order.search.map(|search| search.target);
+            let target = target.or(order.certificate.map(|certificate| certificate.target));
             let keep = if order.keep_diagonal { task::KEEP_DIAGONAL } else { 0 };
             Task {
-                epsilon: order.base,
-                low,
-                high,
-                target,
+                epsilon: order.base.floor,
+                ratio: order.base.ratio,
+                most: most.floor,
+                most_ratio: most.ratio,
+                target: target.unwrap_or(0.0),
+                kept: order.certificate.map_or(0.0, |certificate| certificate.kept),
                 flags: keep | if order.search.is_some() { task::SEARCH } else { 0 },
                 report: drifts + (number * size_of::<Drift>()) as u64,
                 ..gpu.task(order.factor, Some(rules))
@@ -202,21 +219,48 @@ pub(super) fn sense(gpu: &mut Gpu, rules: &Rules, orders: &[SenseOrder]) -> Resu
         .collect();
     let list = gpu.send_tasks(List::Sense, &tasks)?;
     let factors: Vec<usize> = orders.iter().map(|order| order.factor).collect();
+    // The policy is one of the whole configuration: all orders agree.
+    let certifies = orders.iter().any(|order| order.certificate.is_some());
     for group in gpu.groups(&factors, |_| None) {
-        drift(gpu, &group, first_task(list, &group))?;
+        let tasks = first_task(list, &group);
+        if certifies {
+            certify(gpu, &group, tasks)?;
+        } else {
+            drift(gpu, &group, tasks)?;
+        }
     }
     Ok(())
 }
 
-/// H = QᵀLQ of a group, and what the drift kernel makes of it.
-fn drift(gpu: &Gpu, group: &Group, tasks: u64) -> Result<()> {
+/// The first matrices of a group become H = QᵀLQ.
+fn rotate(gpu: &Gpu, group: &Group, tasks: u64) -> Result<Scratch> {
     let scratch = gpu.scratch(&Group { solver: group.statistic, ..group.clone() });
     let (s, n, none) = (index(group.statistic), group.n as u32, 0u64);
     let [a, q, t, _] = scratch.matrices;
     launch!(gpu.kernels.fetch[s][s], by_tile(group), gpu.stream, tasks, n, a, q, none)?;
     multiply(gpu, group, group.statistic, (a, false), (q, false), t)?;
     multiply(gpu, group, group.statistic, (q, true), (t, false), a)?;
-    launch!(gpu.kernels.drift[s], by_factor(group), gpu.stream, tasks, n, a, scratch.weights)
+    Ok(scratch)
+}
+
+/// H of a group, and what the drift kernel makes of it.
+fn drift(gpu: &Gpu, group: &Group, tasks: u64) -> Result<()> {
+    let scratch = rotate(gpu, group, tasks)?;
+    let (s, n, h) = (index(group.statistic), group.n as u32, scratch.matrices[0]);
+    launch!(gpu.kernels.drift[s], by_factor(group), gpu.stream, tasks, n, h, scratch.weights)
+}
+
+/// Bounds the gaps of a group: by the cheap rules, then by the sandwich where those do not serve.
+fn certify(gpu: &mut Gpu, group: &Group, tasks: u64) -> Result<()> {
+    let scratch = rotate(gpu, group, tasks)?;
+    let (s, n, count) = (index(group.statistic), group.n as u32, group.tasks.len());
+    let [m, big, ..] = scratch.matrices;
+    let (per_factor, stream, weights) = (by_factor(group), gpu.stream, scratch.weights);
+    launch!(gpu.kernels.certify[s], per_factor, stream, tasks, n, m, big, weights)?;
+    driver::fill(scratch.infos, 0xff, count * 4, stream)?;
+    let batch = Batch { precision: group.statistic, ..batch(&scratch, group) };
+    gpu.linear.invert(&batch)?;
+    launch!(gpu.kernels.enclose[s], per_factor, stream, tasks, n, m, big, scratch.infos, weights)
 }
 
 /// Renews bases and spectra; the answers stay on the device.
@@ -236,7 +280,12 @@ pub(super) fn refresh(gpu: &mut Gpu, rules: &Rules, orders: &[RefreshOrder]) -> 
     let noise: Vec<Task> = orders
         .iter()
         .zip(&tasks)
-        .map(|(order, own)| Task { epsilon: order.base, flags: task::NOISE | task::GIVEN_EPSILON, ..*own })
+        .map(|(order, own)| Task {
+            epsilon: order.base.floor,
+            ratio: order.base.ratio,
+            flags: task::NOISE | task::GIVEN_EPSILON,
+            ..*own
+        })
         .collect();
     let list = gpu.send_tasks(List::Refresh, &tasks)?;
     // The option is one of the whole configuration: all orders agree.
@@ -366,10 +415,13 @@ pub(super) fn redamp(gpu: &mut Gpu, orders: &[RedampOrder]) -> Result<()> {
         .map(|order| {
             let mut flags = if order.adopt_diagonal { task::ADOPT_DIAGONAL } else { 0 };
             flags |= if order.pending.is_some() { task::AFTER_REFRESH } else { 0 };
-            let choice = |(number, _): (usize, f64)| choices + (number * size_of::<Choice>()) as u64;
+            let choice = |(number, _): (usize, Damping)| choices + (number * size_of::<Choice>()) as u64;
+            let most = order.pending.map_or(order.epsilon, |(_, most)| most);
             Task {
-                epsilon: order.epsilon,
-                fallback: order.pending.map_or(order.epsilon, |(_, fallback)| fallback),
+                epsilon: order.epsilon.floor,
+                ratio: order.epsilon.ratio,
+                most: most.floor,
+                most_ratio: most.ratio,
                 flags,
                 report: gpu.renewal(order.factor),
                 choice: order.pending.map_or(0, choice),

@@ -59,6 +59,10 @@ pub struct Kernels {
     pub peak: ByPrecision,
     /// RC, α, residual.
     pub drift: ByPrecision,
+    /// The cheap bounds of the gap.
+    pub certify: ByPrecision,
+    /// The sandwich bound.
+    pub enclose: ByPrecision,
     /// Whether a decomposition is believed.
     pub verify: ByPrecision,
     /// A fault on purpose.
@@ -135,6 +139,8 @@ impl Kernels {
             update: both("update")?,
             peak: both("peak")?,
             drift: both("drift")?,
+            certify: both("certify")?,
+            enclose: both("enclose")?,
             verify: both("verify")?,
             spoil: both("spoil")?,
             bounds: both("bounds")?,

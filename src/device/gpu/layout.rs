@@ -255,7 +255,7 @@ impl Scratch {
             here as u64
         };
         let matrices = [(); 4].map(|()| section(count * n * n * size));
-        let (spectra, weights) = (section(count * n * size), section(count * n * 8));
+        let (spectra, weights) = (section(count * n * size), section(3 * count * n * 8));
         let (scales, infos) = (section(count * size_of::<Scale>()), section(count * 4));
         (Scratch { matrices, spectra, weights, scales, infos }, end as u64)
     }

@@ -334,7 +334,11 @@ impl Gpu {
         let mut most = 0;
         for precision in [None, Some(Precision::F64)] {
             for group in self.groups(&factors, |_| precision) {
-                most = most.max(self.linear.needs(&factor::batch(&self.scratch(&group), &group))?.0);
+                let batch = factor::batch(&self.scratch(&group), &group);
+                most = most.max(self.linear.needs(&batch)?.0);
+                if self.certifies() {
+                    most = most.max(self.linear.needs_inverse(&batch)?);
+                }
             }
         }
         Ok(most.next_multiple_of(ALIGNMENT))

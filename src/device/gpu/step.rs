@@ -268,7 +268,7 @@ fn add_statistic(gpu: &Gpu, batch: &Batch, stacked: &Stack, axis: usize) -> Resu
 /// Moments, direction, momentum, parameter.
 pub(super) fn apply(gpu: &Gpu, rules: &Rules) -> Result<()> {
     let (stream, kernels, gate) = (gpu.stream, gpu.kernels.clone(), gpu.gate());
-    if !gpu.ticked && rules.normalized != 0 {
+    if !gpu.ticked && (rules.normalized != 0 || rules.moment_relative != 0) {
         measure(gpu, rules)?;
     }
     for (number, (batch, view)) in gpu.layout.batches.iter().zip(&gpu.batches).enumerate() {

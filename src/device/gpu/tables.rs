@@ -61,6 +61,8 @@ shared! {
         moment: f64 => "double moment",
         /// Multiplies the gradient that enters the moment.
         normalize: f64 => "double normalize",
+        /// Added to the root of the moment.
+        moment_epsilon: f64 => "double moment_epsilon",
         /// Multiplies the direction.
         length: f64 => "double length",
         /// Takes part.
@@ -155,6 +157,8 @@ shared! {
         spectrum: u64 => "u64 spectrum",
         /// The inverse root.
         inverse_root: u64 => "u64 inverse_root",
+        /// The spectrum of the last refresh, or 0.
+        fresh: u64 => "u64 fresh",
         /// The sensed diagonal.
         diagonal: u64 => "u64 diagonal",
         /// The block's clock.
@@ -163,16 +167,18 @@ shared! {
         record: u64 => "const double *record",
         /// 1/p.
         exponent: f64 => "double exponent",
-        /// ε to sense or to damp with.
+        /// ε to sense or to damp with, or its least value.
         epsilon: f64 => "double epsilon",
-        /// ε if the refresh failed.
-        fallback: f64 => "double fallback",
-        /// Smallest ε of a search.
-        low: f64 => "double low",
-        /// Largest ε of a search.
-        high: f64 => "double high",
-        /// Largest tolerated proxy of a search.
+        /// ε as a share of the largest eigenvalue, or 0.
+        ratio: f64 => "double ratio",
+        /// As `epsilon`: if the refresh failed, or the end of a search.
+        most: f64 => "double most",
+        /// As `ratio`, for `most`.
+        most_ratio: f64 => "double most_ratio",
+        /// Largest tolerated proxy of a search, or bound of the gap.
         target: f64 => "double target",
+        /// The statistic is at least this times what it was at the last refresh.
+        kept: f64 => "double kept",
         /// ln β₂.
         log_beta2: f64 => "double log_beta2",
         /// Where the answer goes: a Drift or a Renewal.
@@ -197,6 +203,16 @@ shared! {
         epsilon: f64 => "double epsilon",
         /// The proxy there.
         proxy: f64 => "double proxy",
+        /// Smallest of the diagonal.
+        least: f64 => "double least",
+        /// Largest of the diagonal.
+        largest: f64 => "double largest",
+        /// Bound of the gap.
+        bound: f64 => "double bound",
+        /// Which rule gave it, by its number.
+        rule: i32 => "int rule",
+        /// A cheaper rule served, or nothing can: the sandwich is not wanted.
+        decided: i32 => "int decided",
     }
 
     /// What a refresh came to.
@@ -268,7 +284,7 @@ pub mod task {
 
 const _: () = {
     assert!(size_of::<Clock>() == 16);
-    assert!(size_of::<Rules>() == 8 * 13 + 4 * 8);
+    assert!(size_of::<Rules>() == 8 * 14 + 4 * 10);
 };
 
 #[cfg(test)]
@@ -276,8 +292,10 @@ mod tests {
     use super::*;
     use crate::device::{INFO_FELL_BACK, INFO_IDLE, INFO_LEFT_OUT, INFO_NOT_FINITE, Rung, SEARCH_RATIO};
     use crate::engine::plan::RECORD_WORDS;
-    use crate::engine::rules::{LEAST_WEIGHT, TINY_NORM};
+    use crate::engine::rules::LEAST_WEIGHT;
     use crate::preconditioner::Gauges;
+    use crate::preconditioner::bound::LARGEST_ROOT;
+    use crate::preconditioner::policy::BoundRule;
     use crate::tensor::DType;
     use std::fmt::Write;
     use std::mem::offset_of;
@@ -296,9 +314,9 @@ mod tests {
             };
         }
         fields!(f64, "double": beta1 beta2 log_beta1 log_beta2 moment_keep moment_take log_moment moment_epsilon
-            momentum momentum_take scale grad_scale largest);
+            momentum momentum_take scale grad_scale largest tiny_norm);
         fields!(i32, "int": grafts normalized nadam nesterov decoupled filter_correction statistic_correction
-            moment_correction);
+            moment_correction moment_relative reserved);
         assert_eq!(end, size_of::<Rules>());
         fields
     }
@@ -328,6 +346,12 @@ mod tests {
             ("RUNG_CHOSEN".into(), Rung::Chosen as i64),
             ("RUNG_DOUBLE".into(), Rung::Double as i64),
             ("RUNG_STALE".into(), Rung::Stale as i64),
+            ("RULE_NONE".into(), BoundRule::None as i64),
+            ("RULE_EXCEEDED".into(), BoundRule::Exceeded as i64),
+            ("RULE_AVERAGE".into(), BoundRule::Average as i64),
+            ("RULE_SPECTRAL".into(), BoundRule::Spectral as i64),
+            ("RULE_SANDWICH".into(), BoundRule::Sandwich as i64),
+            ("LARGEST_ROOT".into(), i64::from(LARGEST_ROOT)),
         ];
         constants.extend(DType::ALL.map(|dtype| (dtype.name().to_uppercase(), i64::from(dtype.code()))));
         macro_rules! bits {
@@ -339,7 +363,6 @@ mod tests {
             writeln!(text, "#define {name} {value}").unwrap();
         }
         writeln!(text, "#define LEAST_WEIGHT {LEAST_WEIGHT:?}").unwrap();
-        writeln!(text, "#define TINY_NORM {TINY_NORM:?}").unwrap();
         writeln!(text, "#define SEARCH_RATIO {SEARCH_RATIO:?}").unwrap();
         let rules = rules();
         let rules: Vec<&str> = rules.iter().map(String::as_str).collect();

@@ -44,6 +44,10 @@ COUNTERS = (
     "fallback_double",
     "fallback_svd",
     "fallback_stale",
+    "bound_exceeded",
+    "bound_average",
+    "bound_spectral",
+    "bound_sandwich",
 )
 _TOTALS = COUNTERS[4:]
 

@@ -243,6 +243,15 @@ impl Linear {
     /// Makes the solver's workspace large enough for `batch`; grows only here.
     pub fn prepare(&mut self, batch: &Batch, allocator: Allocator) -> Result<()> {
         let (bytes, host) = self.needs(batch)?;
+        self.grow(bytes, host, allocator)
+    }
+
+    /// Makes the solver's workspace large enough for [`Linear::invert`].
+    pub fn prepare_inverse(&mut self, batch: &Batch, allocator: Allocator) -> Result<()> {
+        self.grow(self.needs_inverse(batch)?, 0, allocator)
+    }
+
+    fn grow(&mut self, bytes: usize, host: usize, allocator: Allocator) -> Result<()> {
         if self.scratch.as_ref().is_none_or(|scratch| scratch.bytes() < bytes) {
             if self.workspace.is_borrowed() {
                 return Err(Error::out_of_memory("an eigendecomposition, in the workspace", bytes as u128));
@@ -372,6 +381,67 @@ impl Linear {
                 )
             };
             solver_check(status, "cusolverDnXsyevd")?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of workspace that [`Linear::invert`] needs.
+    pub fn needs_inverse(&self, batch: &Batch) -> Result<usize> {
+        let lower = solver::cublasFillMode_t::CUBLAS_FILL_MODE_LOWER;
+        let n = batch.n as c_int;
+        let (mut factor, mut inverse): (c_int, c_int) = (0, 0);
+        macro_rules! ask {
+            ($function:ident, $type:ty, $into:ident) => {{
+                let at = batch.matrices as *mut $type;
+                // SAFETY: only a size is asked for.
+                let status = unsafe { solver::$function(self.solver, lower, n, at, n, &mut $into) };
+                solver_check(status, stringify!($function))?
+            }};
+        }
+        match batch.precision {
+            Precision::F32 => {
+                ask!(cusolverDnSpotrf_bufferSize, f32, factor);
+                ask!(cusolverDnSpotri_bufferSize, f32, inverse);
+            }
+            Precision::F64 => {
+                ask!(cusolverDnDpotrf_bufferSize, f64, factor);
+                ask!(cusolverDnDpotri_bufferSize, f64, inverse);
+            }
+        }
+        Ok(factor.max(inverse).max(0) as usize * batch.precision.size())
+    }
+
+    /// Inverts every matrix of the batch, symmetric and positive definite, from and into its lower triangle, by
+    /// Cholesky's factorization. The info of a matrix that is not positive definite is not 0.
+    pub fn invert(&mut self, batch: &Batch) -> Result<()> {
+        let lower = solver::cublasFillMode_t::CUBLAS_FILL_MODE_LOWER;
+        let n = batch.n as c_int;
+        let size = batch.precision.size();
+        let (scratch, bytes) = self.scratch.as_ref().map_or((0, 0), |s| (s.address(), s.bytes()));
+        let room = (bytes / size).min(c_int::MAX as usize) as c_int;
+        macro_rules! call {
+            ($function:ident, $type:ty, $matrix:expr, $info:expr) => {{
+                let (matrix, work, info) = ($matrix as *mut $type, scratch as *mut $type, $info as *mut c_int);
+                // SAFETY: a matrix of the batch, and the workspace that `prepare_inverse` made.
+                let status = unsafe { solver::$function(self.solver, lower, n, matrix, n, work, room, info) };
+                solver_check(status, stringify!($function))?
+            }};
+        }
+        for i in 0..batch.count {
+            let matrix = batch.matrices + (i * batch.n * batch.n * size) as u64;
+            let info = batch.infos + 4 * i as u64;
+            // The second call would write 0 over the first one's refusal: its own answer goes where nobody looks.
+            let ignored = batch.spectra;
+            match batch.precision {
+                Precision::F32 => {
+                    call!(cusolverDnSpotrf, f32, matrix, info);
+                    call!(cusolverDnSpotri, f32, matrix, ignored);
+                }
+                Precision::F64 => {
+                    call!(cusolverDnDpotrf, f64, matrix, info);
+                    call!(cusolverDnDpotri, f64, matrix, ignored);
+                }
+            }
         }
         Ok(())
     }

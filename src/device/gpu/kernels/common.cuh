@@ -4,6 +4,9 @@
 
 __device__ inline bool finite(double x) { return x - x == 0.0; }
 
+// x / norm; 0 where the norm is 0.
+__device__ inline double quotient(double x, double norm) { return norm > 0.0 ? x / norm : 0.0; }
+
 // 1 - beta^t, or 1 where there is nothing to correct.
 __device__ inline double bias_correction(int enabled, double log_beta, u64 step) {
     return enabled ? -expm1((double)step * log_beta) : 1.0;

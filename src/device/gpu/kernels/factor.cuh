@@ -50,6 +50,26 @@ __device__ inline void fetch(const Task *tasks, u32 n, E *a, E *q, const Scale *
     }
 }
 
+// Epsilon for a factor with this largest eigenvalue: `least`, or `ratio` times it but at least `least`. A statistic of
+// zeros has no scale, and gets 1.
+__device__ inline double epsilon_at(double ratio, double least, double largest) {
+    if (ratio == 0.0) return least;
+    return largest > 0.0 ? fmax(ratio * largest, least) : 1.0;
+}
+
+// The ends of a spectrum, each at least 0; a thread block finds them.
+template <typename S> __device__ inline void ends(const S *d, u64 step, u32 n, double &least, double &largest) {
+    double below = -__longlong_as_double(0x7ff0000000000000ll), above = 0.0;
+    for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
+        double x = (double)d[(u64)i * step];
+        x = x > 0.0 ? x : 0.0;
+        below = fmax(below, -x);
+        above = fmax(above, x);
+    }
+    least = -block_max(below);
+    largest = block_max(above);
+}
+
 __device__ inline double damped(double d, double epsilon) {
     double x = (d > 0.0 ? d : 0.0) + epsilon;
     return x > 2.2250738585072014e-308 ? x : 2.2250738585072014e-308;
@@ -97,7 +117,7 @@ struct Search {
 };
 
 // Takes the proxy at `at`; says whether another is wanted.
-__device__ inline bool go_on(Search &s, const Task &t, double proxy) {
+__device__ inline bool go_on(Search &s, const Task &t, double high, double proxy) {
     bool enough = proxy <= t.target;
     if (enough) {
         s.best = s.at;
@@ -108,7 +128,7 @@ __device__ inline bool go_on(Search &s, const Task &t, double proxy) {
     }
     s.tried += 1;
     if (s.tried == 1) {
-        s.at = t.high;
+        s.at = high;
         return !enough;
     }
     if (s.tried == 2 && !enough) return false;
@@ -146,10 +166,17 @@ template <typename S> __device__ inline void drift(const Task *tasks, u32 n, con
     const S *h = hs + (u64)blockIdx.x * n * n, *d = (const S *)t.spectrum;
     double *weights = all_weights + (u64)blockIdx.x * n;
     double nan = __longlong_as_double(0x7ff8000000000000ll);
-    Drift out = {nan, nan, nan, nan, nan};
-    Search s = {t.low, t.high, t.low, nan, nan, 0};
+    Drift out = {nan, nan, nan, nan, nan, nan, nan, nan, RULE_NONE, 1};
+    bool given = t.flags & TASK_GIVEN_EPSILON;
+    if (given) {
+        ends<S>(d, 1, n, out.least, out.largest);
+    } else {
+        ends<S>(h, (u64)n + 1, n, out.least, out.largest);
+    }
+    double base = epsilon_at(t.ratio, t.epsilon, out.largest), high = epsilon_at(t.most_ratio, t.most, out.largest);
+    Search s = {base, high, base, nan, nan, 0};
     bool first = true, more = t.flags & TASK_SEARCH;
-    double epsilon = (t.flags & TASK_GIVEN_EPSILON) ? t.epsilon : fmax(t.epsilon, t.record[GAUGE_EPSILON]);
+    double epsilon = given ? base : fmax(base, t.record[GAUGE_EPSILON]);
     for (;;) {
         double a = alpha<S>(d, n, t.exponent, epsilon);
         double change = relative_change<S>(h, d, weights, n, epsilon);
@@ -158,7 +185,7 @@ template <typename S> __device__ inline void drift(const Task *tasks, u32 n, con
             out.relative_change = change;
             first = false;
         } else {
-            more = go_on(s, t, change * a * t.exponent);
+            more = go_on(s, t, high, change * a * t.exponent);
         }
         if (!more) break;
         epsilon = s.at;
@@ -172,6 +199,151 @@ template <typename S> __device__ inline void drift(const Task *tasks, u32 n, con
     out.proxy = s.proxy;
     out.residual = residual<S>(h, n, (t.flags & TASK_KEEP_DIAGONAL) ? (double *)t.diagonal : 0);
     if (threadIdx.x == 0) *(Drift *)t.report = out;
+}
+
+// a^(1/p) for whole p up to LARGEST_ROOT, else ln a.
+__device__ inline double coupling_number(double a, double exponent) {
+    double p = 1.0 / exponent;
+    bool whole = fabs(p - rint(p)) < 1e-12 && p < LARGEST_ROOT + 0.5;
+    return whole ? power(a, exponent) : log(a);
+}
+
+// C_ij = sqrt(a_i a_j) |f[a_i, a_j]| of the sandwich, f(x) = x^(-1/p), from the numbers of i and j.
+__device__ inline double coupling(double x, double y, double exponent) {
+    double p = 1.0 / exponent;
+    if (fabs(p - rint(p)) < 1e-12 && p < LARGEST_ROOT + 0.5) {
+        double sum = 1.0, last = 1.0;
+        for (int k = 1; k < (int)rint(p); k++) {
+            last *= y;
+            sum = sum * x + last;
+        }
+        return power(x * y, 0.5 * rint(p) - 1.0) / sum;
+    }
+    // (ab)^(-q/2) sinh(q delta / 2) / sinh(delta / 2), delta = ln(a / b), without overflow.
+    double delta = fabs(x - y), ratio = exponent;
+    if (delta > 1e-9) ratio = exp(-0.5 * (1.0 - exponent) * delta) * expm1(-exponent * delta) / expm1(-delta);
+    return exp(-0.5 * exponent * (x + y)) * ratio;
+}
+
+__device__ inline double growth(double exponent, double m) {
+    if (m <= 0.0) return 1.0;
+    if (m >= 1.0) return __longlong_as_double(0x7ff0000000000000ll);
+    return expm1(-exponent * log1p(-m)) / (exponent * m);
+}
+
+__device__ inline double spectral_form(double exponent, double loss, double gain) {
+    if (loss >= 1.0) return __longlong_as_double(0x7ff0000000000000ll);
+    return fmax(expm1(-exponent * log1p(-loss)), -expm1(-exponent * log1p(gain)));
+}
+
+// The bound of the gap as it is once the diagonal of H is the spectrum, by the cheap rules. H becomes M, whole; N
+// becomes I + M, or I where the sandwich is not wanted. Three vectors per factor are used.
+template <typename S>
+__device__ inline void certify(const Task *tasks, u32 n, S *hs, S *ns, double *all_vectors) {
+    const Task &t = tasks[blockIdx.x];
+    u64 numbers = (u64)n * n;
+    S *h = hs + blockIdx.x * numbers, *big = ns + blockIdx.x * numbers;
+    double *roots = all_vectors + (u64)blockIdx.x * 3 * n, *v = roots + n, *image = v + n;
+    double *diagonal = (double *)t.diagonal;
+    double nan = __longlong_as_double(0x7ff8000000000000ll), q = t.exponent;
+    Drift out = {nan, nan, nan, nan, nan, nan, nan, nan, RULE_NONE, 1};
+    ends<S>(h, (u64)n + 1, n, out.least, out.largest);
+    out.residual = residual<S>(h, n, diagonal);
+    double epsilon = epsilon_at(t.ratio, t.epsilon, out.largest);
+    double squares = 0.0, most = 0.0, lost = 0.0;
+    for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
+        double a = diagonal[i] + epsilon, e = power(a, -q);
+        squares += e * e;
+        most = (e <= most) ? most : e;
+        lost = fmax(lost, 1.0 - (t.kept * (double)((const S *)t.fresh)[i] + epsilon) / a);
+        roots[i] = 1.0 / sqrt(a);
+        image[i] = coupling_number(a, q);
+        v[i] = 1.0;
+    }
+    double norm = sqrt(block_sum(squares));
+    out.alpha = block_max(most) / norm;
+    double average = block_max(lost);
+    double change = 0.0, first = 0.0;
+    for (u64 k = threadIdx.x; k < numbers; k += blockDim.x) {
+        u64 i = k % n, j = k / n;
+        if (i < j) continue;
+        double x = i == j ? 0.0 : (double)h[k] * roots[i] * roots[j];
+        double weighted = x * coupling(image[i], image[j], q);
+        h[k] = (S)x;
+        h[j + i * n] = (S)x;
+        change += 2.0 * x * x;
+        first += 2.0 * weighted * weighted;
+    }
+    change = sqrt(block_sum(change));
+    double lower = sqrt(block_sum(first)) / norm, proxy = out.alpha * q * change;
+    out.relative_change = change;
+    if (!(lower <= t.target)) {
+        out.bound = lower;
+        out.rule = RULE_EXCEEDED;
+    } else {
+        out.rule = RULE_AVERAGE;
+        out.bound = proxy == 0.0 ? 0.0 : proxy * growth(q, average);
+        if (!(out.bound <= t.target)) {
+            // Collatz-Wielandt: max (|M| v)_i / v_i is at least the spectral radius, for any v > 0.
+            double radius = change * sqrt((n - 1.0) / n);
+            for (int round = 0; round < 3; round++) {
+                double worst = 0.0, sum = 0.0;
+                for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
+                    double x = 0.0;
+                    for (u32 j = 0; j < n; j++) x += fabs((double)h[i + (u64)j * n]) * v[j];
+                    image[i] = x;
+                    worst = fmax(worst, x / v[i]);
+                    sum += x;
+                }
+                radius = fmin(radius, block_max(worst));
+                double mean = block_sum(sum) / n;
+                for (u32 i = threadIdx.x; i < n; i += blockDim.x) v[i] = image[i] + 1e-3 * mean + 2.2250738585072014e-308;
+                __syncthreads();
+            }
+            double loss = fmin(average, radius);
+            out.rule = RULE_SPECTRAL;
+            out.bound = fmin(proxy * growth(q, loss), spectral_form(q, loss, radius));
+            out.decided = out.bound <= t.target;
+        }
+    }
+    for (u64 k = threadIdx.x; k < numbers; k += blockDim.x) {
+        big[k] = k % n == k / n ? (S)1 : out.decided ? (S)0 : h[k];
+    }
+    if (threadIdx.x == 0) *(Drift *)t.report = out;
+}
+
+// The sandwich, for M and the lower triangle of N^-1: |C o (N^-1 - I - M)| + |C o (N^-1 - I + M)|, over 2 |f(B)|.
+template <typename S>
+__device__ inline void enclose(const Task *tasks, u32 n, const S *ms, const S *inverses, const int *infos,
+                               double *all_vectors) {
+    const Task &t = tasks[blockIdx.x];
+    Drift *out = (Drift *)t.report;
+    if (out->decided || infos[blockIdx.x] != 0) return;
+    u64 numbers = (u64)n * n;
+    const S *m = ms + blockIdx.x * numbers, *inverse = inverses + blockIdx.x * numbers;
+    double *x = all_vectors + (u64)blockIdx.x * 3 * n, q = t.exponent, squares = 0.0, centre = 0.0, width = 0.0;
+    double epsilon = epsilon_at(t.ratio, t.epsilon, out->largest);
+    for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
+        double a = ((const double *)t.diagonal)[i] + epsilon, e = power(a, -q);
+        squares += e * e;
+        x[i] = coupling_number(a, q);
+    }
+    double norm = sqrt(block_sum(squares));
+    for (u64 k = threadIdx.x; k < numbers; k += blockDim.x) {
+        u64 i = k % n, j = k / n;
+        if (i < j) continue;
+        double c = coupling(x[i], x[j], q), twice = i == j ? 1.0 : 2.0;
+        double y = (double)inverse[k] - (i == j ? 1.0 : 0.0), drift = (double)m[k];
+        centre += twice * (y - drift) * (y - drift) * c * c;
+        width += twice * (y + drift) * (y + drift) * c * c;
+    }
+    centre = sqrt(block_sum(centre));
+    width = sqrt(block_sum(width));
+    double bound = (centre + width) / (2.0 * norm);
+    if (threadIdx.x == 0 && bound < out->bound) {
+        out->bound = bound;
+        out->rule = RULE_SANDWICH;
+    }
 }
 
 // Whether Q is orthogonal and A Q = Q D: what the solver gave is believed only then.
@@ -244,35 +416,31 @@ __device__ inline void adopt(const Task *tasks, u32 n, const E *qs, const E *ds,
         double x = scale.sound ? ((double)ds[(u64)g * n + j] - scale.shift) / scale.unit
                                : (double)((const S *)t.statistic)[k] * own;
         spectrum[j] = (S)(x > 0.0 && finite(x) ? x : 0.0);
+        if (t.fresh) ((S *)t.fresh)[j] = spectrum[j];
     }
 }
 
 // The ends of the spectrum in use.
 template <typename S> __device__ inline void bounds(const Task *tasks, u32 n) {
     Task t = tasks[blockIdx.x];
-    const S *d = (const S *)t.spectrum;
-    double most = 0.0, least = -__longlong_as_double(0x7ff0000000000000ll);
-    for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
-        most = fmax(most, (double)d[i]);
-        least = fmax(least, -(double)d[i]);
-    }
-    most = block_max(most);
-    least = block_max(least);
+    double least, largest;
+    ends<S>((const S *)t.spectrum, 1, n, least, largest);
     if (threadIdx.x != 0) return;
     Renewal *renewal = (Renewal *)t.report;
-    renewal->least = -least;
-    renewal->most = most;
+    renewal->least = least;
+    renewal->most = largest;
 }
 
 // The factor's record becomes the one that fits how its refresh went, with what only the device knows filled in.
-__device__ inline void choose(const Choice &c) {
+__device__ inline void choose(const Choice &c, double epsilon) {
     const Renewal &renewal = *c.renewal;
     const u32 *chosen = renewal.rung == RUNG_STALE ? c.failure : c.success;
     for (u32 i = threadIdx.x; i < RECORD_WORDS; i += blockDim.x) c.record[i] = chosen[i];
     __syncthreads();
     if (threadIdx.x != 0) return;
+    double *gauges = (double *)c.record;
+    gauges[GAUGE_EPSILON] = epsilon;
     if (renewal.fresh) {
-        double *gauges = (double *)c.record;
         gauges[GAUGE_NOISE_FLOOR] = renewal.noise;
         gauges[GAUGE_EIGENVALUE_MIN] = renewal.least;
         gauges[GAUGE_EIGENVALUE_MAX] = renewal.most;
@@ -286,8 +454,10 @@ template <typename S> __device__ inline void damp(const Task *tasks, u32 n, doub
     double *weights = all_weights + (u64)blockIdx.x * n;
     double epsilon = t.epsilon;
     if (t.flags & TASK_AFTER_REFRESH) {
-        if (((const Renewal *)t.report)->rung == RUNG_STALE) epsilon = t.fallback;
-        choose(*(const Choice *)t.choice);
+        const Renewal &renewal = *(const Renewal *)t.report;
+        epsilon = renewal.rung == RUNG_STALE ? epsilon_at(t.most_ratio, t.most, renewal.most)
+                                             : epsilon_at(t.ratio, t.epsilon, renewal.most);
+        choose(*(const Choice *)t.choice, epsilon);
     }
     S *d = (S *)t.spectrum;
     for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
@@ -324,6 +494,13 @@ template <typename S, typename W> __device__ inline void keep_root(const Task *t
     KERNEL foam_peak_##suffix(const Task *tasks, u32 n, Scale *scales) { peak<S>(tasks, n, scales); }          \
     KERNEL foam_drift_##suffix(const Task *tasks, u32 n, const S *h, double *weights) {                        \
         drift<S>(tasks, n, h, weights);                                                                        \
+    }                                                                                                          \
+    KERNEL foam_certify_##suffix(const Task *tasks, u32 n, S *h, S *big, double *vectors) {                    \
+        certify<S>(tasks, n, h, big, vectors);                                                                 \
+    }                                                                                                          \
+    KERNEL foam_enclose_##suffix(const Task *tasks, u32 n, const S *m, const S *inverse, const int *infos,     \
+                                 double *vectors) {                                                            \
+        enclose<S>(tasks, n, m, inverse, infos, vectors);                                                      \
     }                                                                                                          \
     KERNEL foam_verify_##suffix(const Task *tasks, u32 n, const S *a, const S *q, const S *o, const S *image,  \
                                 const S *d, const int *infos, Scale *scales, double tolerance) {               \

@@ -10,7 +10,7 @@ typedef unsigned long long u64;
 #define MAX_ORDER 8
 #define POSTED 64
 #define NONE 2147483647
-#define RECORD_WORDS 50
+#define RECORD_WORDS 58
 #define GAUGE_EPSILON 0
 #define GAUGE_NOISE_FLOOR 7
 #define GAUGE_EIGENVALUE_MIN 8
@@ -22,6 +22,12 @@ typedef unsigned long long u64;
 #define RUNG_CHOSEN 0
 #define RUNG_DOUBLE 1
 #define RUNG_STALE 3
+#define RULE_NONE 0
+#define RULE_EXCEEDED 1
+#define RULE_AVERAGE 2
+#define RULE_SPECTRAL 3
+#define RULE_SANDWICH 4
+#define LARGEST_ROOT 8
 #define F32 0
 #define F64 1
 #define F16 2
@@ -37,7 +43,6 @@ typedef unsigned long long u64;
 #define TASK_GIVEN_EPSILON 256
 #define TASK_NOISE 512
 #define LEAST_WEIGHT 0.0625
-#define TINY_NORM 1e-16
 #define SEARCH_RATIO 1.01
 
 struct Clock {
@@ -59,6 +64,7 @@ struct Rules {
     double scale;
     double grad_scale;
     double largest;
+    double tiny_norm;
     int grafts;
     int normalized;
     int nadam;
@@ -67,6 +73,8 @@ struct Rules {
     int filter_correction;
     int statistic_correction;
     int moment_correction;
+    int moment_relative;
+    int reserved;
 };
 
 struct Site {
@@ -84,6 +92,7 @@ struct Order {
     double filter;
     double moment;
     double normalize;
+    double moment_epsilon;
     double length;
     int active;
     int reserved;
@@ -134,15 +143,17 @@ struct Task {
     u64 basis;
     u64 spectrum;
     u64 inverse_root;
+    u64 fresh;
     u64 diagonal;
     const Clock *clock;
     const double *record;
     double exponent;
     double epsilon;
-    double fallback;
-    double low;
-    double high;
+    double ratio;
+    double most;
+    double most_ratio;
     double target;
+    double kept;
     double log_beta2;
     u64 report;
     u64 choice;
@@ -156,6 +167,11 @@ struct Drift {
     double residual;
     double epsilon;
     double proxy;
+    double least;
+    double largest;
+    double bound;
+    int rule;
+    int decided;
 };
 
 struct Renewal {

@@ -118,7 +118,10 @@ __device__ inline void set_order(const Stack &s, const Rules &r, int b, Order &o
     o.active = 1;
     o.filter = bias_correction(r.filter_correction, r.log_beta1, step);
     o.moment = bias_correction(r.moment_correction, r.log_moment, step);
-    o.normalize = r.normalized ? 1.0 / (sqrt(s.squares[b]) + TINY_NORM) : 1.0;
+    double norm = r.normalized || r.moment_relative ? sqrt(s.squares[b]) : 0.0;
+    o.normalize = r.normalized ? quotient(1.0, norm + r.tiny_norm) : 1.0;
+    o.moment_epsilon = r.moment_epsilon;
+    if (r.moment_relative) o.moment_epsilon *= sqrt(s.squares[b] / (double)s.elements) * o.normalize;
     o.length = 0.0;
 }
 
@@ -127,7 +130,7 @@ __device__ inline void set_order(const Stack &s, const Rules &r, int b, Order &o
 extern "C" __global__ void __launch_bounds__(THREADS) foam_tick(Stack s, Rules r, const Gate *gate) {
     int b = blockIdx.x * blockDim.x + threadIdx.x;
     if (b >= s.count) return;
-    Order o = {0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0, 0};
+    Order o = {0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0, 0};
     bool present = s.sites[b].active, sound = finite(s.squares[b]);
     int info = (present ? 0 : INFO_IDLE) | (present && !sound ? INFO_NOT_FINITE : 0);
     if (present && sound && (!gate || gate->open)) {
@@ -155,10 +158,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) foam_tick(Stack s, Rules r
 extern "C" __global__ void __launch_bounds__(THREADS) foam_resume(Stack s, Rules r) {
     int b = blockIdx.x * blockDim.x + threadIdx.x;
     if (b >= s.count) return;
-    Order o = {0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0, 0};
+    Order o = {0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0, 0};
     int info = s.info[b];
     if (s.clocks[b].step == 0) info |= INFO_IDLE;
-    if (r.normalized && !finite(s.squares[b])) info |= INFO_NOT_FINITE;
+    if ((r.normalized || r.moment_relative) && !finite(s.squares[b])) info |= INFO_NOT_FINITE;
     if (!(info & (INFO_IDLE | INFO_NOT_FINITE))) set_order(s, r, b, o, s.clocks[b].step);
     s.orders[b] = o;
     s.info[b] = info;
@@ -244,7 +247,7 @@ template <typename W> __device__ inline void filter(const Stack &s, const Rules 
             W *v = (W *)s.moment + at;
             W moved = (W)r.moment_keep * *v + (W)r.moment_take * (source * source);
             *v = moved;
-            scale = sqrt(moved * (W)(1.0 / o.moment)) + (W)r.moment_epsilon;
+            scale = sqrt(moved * (W)(1.0 / o.moment)) + (W)o.moment_epsilon;
             // Where no gradient was ever felt there is no step, not 0/0.
             scale = scale > (W)0 ? scale : (W)largest;
         }
@@ -298,7 +301,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) foam_length(Stack s, Rules
     grafted = sqrt(block_sum(grafted));
     own = sqrt(block_sum(own));
     if (threadIdx.x != 0 || !s.orders[b].active || direction_of(s, r, b) != DIRECTION_PRECONDITIONED) return;
-    double length = r.grafts ? grafted / (own + TINY_NORM) : 1.0;
+    double length = r.grafts ? quotient(grafted, own + r.tiny_norm) : 1.0;
     if (!finite(own)) {
         length = 0.0;
         s.info[b] |= INFO_LEFT_OUT;

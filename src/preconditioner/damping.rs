@@ -1,0 +1,63 @@
+//! Damping: ε₀ and ε_max, as plain numbers (the paper) or as shares of the factor's largest eigenvalue.
+//!
+//! An absolute ε has the unit of a squared gradient: multiply the loss by a number, and the same option means
+//! another method. A relative one has no unit: gradients multiplied by 2ᵏ give the same steps.
+
+use crate::config::{Config, EpsilonMode};
+
+/// How an ε is found for a factor: `floor`, or `ratio`·λmax but at least `floor`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Damping {
+    /// Share of the largest eigenvalue; 0 for an absolute ε.
+    pub ratio: f64,
+    /// The absolute ε, or the least relative one.
+    pub floor: f64,
+}
+
+/// The least ε of a relative damping: its inverse roots stay finite in single precision.
+pub const LEAST_EPSILON: f64 = 1.0 / (1u128 << 120) as f64;
+
+impl Damping {
+    /// ε as it is.
+    pub const fn absolute(epsilon: f64) -> Damping {
+        Damping { ratio: 0.0, floor: epsilon }
+    }
+
+    /// `value` in the unit that the configuration says.
+    pub fn new(config: &Config, value: f64) -> Damping {
+        match config.epsilon_mode {
+            EpsilonMode::Absolute => Damping::absolute(value),
+            EpsilonMode::Relative => Damping { ratio: value, floor: LEAST_EPSILON },
+        }
+    }
+
+    /// ε for a factor whose largest eigenvalue is `largest`. A statistic of zeros has no scale: ε = 1, and its
+    /// inverse root is the identity.
+    pub fn at(&self, largest: f64) -> f64 {
+        if self.ratio == 0.0 {
+            self.floor
+        } else if largest > 0.0 {
+            (self.ratio * largest).max(self.floor)
+        } else {
+            1.0
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_relative_damping_follows_the_scale_and_an_absolute_one_does_not() {
+        let config = Config { epsilon_mode: EpsilonMode::Relative, ..Config::default() };
+        let relative = Damping::new(&config, 3e-4);
+        for k in [-80, -3, 0, 7, 80] {
+            let scale = 2f64.powi(k);
+            assert_eq!(relative.at(5.0 * scale), 3e-4 * 5.0 * scale);
+        }
+        assert_eq!((relative.at(0.0), relative.at(f64::NAN)), (1.0, 1.0));
+        assert_eq!(relative.at(1e-300), LEAST_EPSILON);
+        assert_eq!(Damping::new(&Config::default(), 3e-4).at(7.0), 3e-4);
+    }
+}
