@@ -177,9 +177,9 @@ fn measure(work: &Work, threads: usize) {
     let repeats = ((40e9 / bare.flops()) as usize).clamp(5, 200);
     // A first check at step 1 gives the basis; the next is far away, so every step is a plain one.
     let mut plain =
-        Run::new(work, threads, Config { start_step: 1, check_period: 1_000_000, ..Config::default() });
+        Run::new(work, threads, Config { start_step: 1, check_period: 1_000_000, ..Config::reference() });
     // A check at every step that reuses the basis but always changes epsilon, and one that always refreshes.
-    let always = Config { check_period: 1, ..Config::default() };
+    let always = Config { check_period: 1, ..Config::reference() };
     let steered = Config { policy: Policy::FoamNoRefresh, epsilon_max: 1e9, tau: 1e-3, ..always.clone() };
     let mut reuse = Run::new(work, threads, steered);
     let mut refresh = Run::new(work, threads, Config { policy: Policy::Stale, ..always });

@@ -12,7 +12,7 @@ pub use options::OPTIONS;
 use crate::error::{Error, Result};
 use crate::preconditioner::damping::Damping;
 
-/// Every hyperparameter. `Config::default()` is the preset `reference`.
+/// Every hyperparameter. `Config::default()` is the preset `default`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// What decides about a factor at a check step.
@@ -93,18 +93,38 @@ pub struct Config {
     pub precondition_1d: bool,
     /// Merging leaves the first dimension alone, so that a matrix stays a matrix.
     pub keep_matrix: bool,
-    /// Steps between checks while a parameter's step is at most `early_steps`; 0 means `check_period`.
-    pub early_check_period: i64,
-    /// See `early_check_period`.
-    pub early_steps: i64,
-    /// A refresh is due when a basis is this many times as old as it was made; 0 means never.
-    pub refresh_growth: f64,
 }
 
 impl Default for Config {
+    /// The preset `default`: what needs no tuning when it takes the place of AdamW. Nothing in it depends on the
+    /// scale of the loss; vectors and scalars take Adam's step.
+    fn default() -> Self {
+        Config {
+            policy: Policy::Sandwich,
+            check_period: 10,
+            start_step: 1,
+            beta1: 0.9,
+            beta2: 0.99,
+            epsilon: 3e-4,
+            epsilon_max: 1e-2,
+            tau: 0.5,
+            grafting_beta2: 0.999,
+            grafting_epsilon: 1e-8,
+            weight_decay: 0.0,
+            lr: 1e-3,
+            negative_eigenvalues: NegativeEigenvalues::Clamp,
+            epsilon_mode: EpsilonMode::Relative,
+            precondition_1d: false,
+            keep_matrix: true,
+            ..Config::reference()
+        }
+    }
+}
+
+impl Config {
     /// The preset `reference`: the paper's ViT setting (table of appendix J, and section 6) on the
     /// schedule of the authors' code.
-    fn default() -> Self {
+    pub fn reference() -> Self {
         Config {
             policy: Policy::Foam,
             cadence: Cadence::Reference,
@@ -145,19 +165,15 @@ impl Default for Config {
             epsilon_mode: EpsilonMode::Absolute,
             precondition_1d: true,
             keep_matrix: false,
-            early_check_period: 0,
-            early_steps: 0,
-            refresh_growth: 0.0,
         }
     }
-}
 
-impl Config {
-    /// The preset called `name`: `reference` (the default) or `paper` (Algorithms 1–3 as printed:
-    /// no bias correction, no filter, no grafting, no decay, no merging).
+    /// The preset called `name`: `default`, `reference` or `paper` (Algorithms 1–3 as printed: no bias
+    /// correction, no filter, no grafting, no decay, no merging).
     pub fn preset(name: &str) -> Result<Config> {
         match name {
-            "reference" => Ok(Config::default()),
+            "default" => Ok(Config::default()),
+            "reference" => Ok(Config::reference()),
             "paper" => Ok(Config {
                 cadence: Cadence::Paper,
                 bias_correction: false,
@@ -166,9 +182,11 @@ impl Config {
                 weight_decay: 0.0,
                 merge_dims: false,
                 negative_eigenvalues: NegativeEigenvalues::Clamp,
-                ..Config::default()
+                ..Config::reference()
             }),
-            other => Err(Error::invalid(format!("preset '{other}' is unknown; expected reference or paper"))),
+            other => Err(Error::invalid(format!(
+                "preset '{other}' is unknown; expected default, reference or paper"
+            ))),
         }
     }
 
@@ -236,20 +254,14 @@ impl Config {
                 self.epsilon_max
             )));
         }
-        if self.refresh_growth > 0.0 && self.refresh_growth <= 1.0 {
-            return Err(Error::invalid(format!(
-                "refresh_growth = {}: expected 0 (no refresh by age) or more than 1",
-                self.refresh_growth
-            )));
+        if self.policy == Policy::GraftingOnly && self.grafting == Grafting::None {
+            return Err(Error::invalid(
+                "policy = grafting_only needs a grafting; expected grafting = sgd, adagrad, rmsprop or adam",
+            ));
         }
         if !self.precondition_1d && self.grafting == Grafting::None {
             return Err(Error::invalid(
                 "precondition_1d = false needs a grafting, which vectors then take; expected grafting = sgd, adagrad, rmsprop or adam, or precondition_1d = true",
-            ));
-        }
-        if self.policy == Policy::GraftingOnly && self.grafting == Grafting::None {
-            return Err(Error::invalid(
-                "policy = grafting_only needs a grafting; expected grafting = sgd, adagrad, rmsprop or adam",
             ));
         }
         Ok(())
@@ -262,20 +274,20 @@ mod tests {
 
     #[test]
     fn every_option_reads_back_what_it_wrote() {
-        let mut config = Config::default();
+        let mut config = Config::reference();
         for option in OPTIONS {
             let text = config.get(option.key).unwrap();
             config.set(option.key, &text).unwrap();
         }
-        assert_eq!(config, Config::default());
+        assert_eq!(config, Config::reference());
     }
 
     #[test]
     fn presets_are_valid() {
-        for name in ["reference", "paper"] {
+        for name in ["default", "reference", "paper"] {
             Config::preset(name).unwrap().validate().unwrap();
         }
-        assert!(Config::preset("best").unwrap_err().message.contains("reference or paper"));
+        assert!(Config::preset("best").unwrap_err().message.contains("default, reference or paper"));
     }
 
     #[test]
@@ -293,21 +305,21 @@ mod tests {
             ("device", "tpu", "cuda:N"),
         ];
         for (key, value, expected) in cases {
-            let mut config = Config::default();
+            let mut config = Config::reference();
             let message = config.set(key, value).unwrap_err().message;
             assert!(
                 message.contains(key) && message.contains(value) && message.contains(expected),
                 "{message}"
             );
-            assert_eq!(config, Config::default(), "a refused value changed the configuration");
+            assert_eq!(config, Config::reference(), "a refused value changed the configuration");
         }
-        let message = Config::default().set("taus", "1").unwrap_err().message;
+        let message = Config::reference().set("taus", "1").unwrap_err().message;
         assert!(message.contains("'taus'") && message.contains("residual_threshold"), "{message}");
     }
 
     #[test]
     fn a_live_change_keeps_what_shapes_the_state() {
-        let config = Config::default();
+        let config = Config::reference();
         assert_eq!(config.changed("lr", "0.5").unwrap().lr, 0.5);
         for (key, value) in [("lr", "1e-3"), ("tau", "0.5"), ("nonfinite", "skip"), ("beta1", "0.5")] {
             assert!(config.changed(key, value).is_ok(), "{key}");
@@ -334,17 +346,17 @@ mod tests {
 
     #[test]
     fn a_live_check_period_leaves_the_first_check_where_it_was() {
-        let config = Config::default().changed("check_period", "7").unwrap();
+        let config = Config::reference().changed("check_period", "7").unwrap();
         assert_eq!((config.check_period, config.first_check()), (7, 20));
     }
 
     #[test]
     fn epsilon_max_must_reach_every_base_damping() {
-        let mut config = Config { epsilon_max: 1e-10, ..Config::default() };
+        let mut config = Config { epsilon_max: 1e-10, ..Config::reference() };
         assert!(config.validate().unwrap_err().message.contains("epsilon_max"));
         config.policy = Policy::Stale;
         config.validate().unwrap();
-        config = Config { epsilon_right: 1e-6, ..Config::default() };
+        config = Config { epsilon_right: 1e-6, ..Config::reference() };
         assert!(config.validate().unwrap_err().message.contains("epsilon_right"));
     }
 }

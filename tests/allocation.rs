@@ -107,7 +107,7 @@ impl Loop {
 }
 
 fn the_rust_api_adds_nothing() {
-    let config = Config { num_threads: 1, check_period: 1_000_000, start_step: 2, ..Config::default() };
+    let config = Config { num_threads: 1, check_period: 1_000_000, start_step: 2, ..Config::reference() };
     let params = [Param::new("matrix", &[40, 30]), Param::new("vector", &[30]), Param::new("absent", &[3])];
     let mut optimizer = Optimizer::new(config, params).unwrap();
     let (mut matrix, mut vector, mut absent) = (Array2::<f32>::ones((40, 30)), vec![1.0f32; 30], [1.0f32; 3]);

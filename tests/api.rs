@@ -17,7 +17,7 @@ const OPTIONS: &str = "check_period=3 epsilon=1e-4 epsilon_max=1e-2 tau=0.3 num_
 
 /// The same options as text.
 fn config(options: &str) -> Config {
-    let mut config = Config::default();
+    let mut config = Config::reference();
     for option in options.split_whitespace() {
         let (key, value) = option.split_once('=').expect("key=value");
         config.set(key, value).expect("a known option and a good value");

@@ -27,7 +27,7 @@ fn run<T: Element + Default>(of: fn(f64) -> T, exponent: i32) -> (Vec<(f64, Bran
         epsilon_max: 4e-3 * square,
         tau: 0.4,
         merge_dims: false,
-        ..Config::default()
+        ..Config::reference()
     };
     let mut optimizer = Optimizer::new(config, [Param::new("w", &[rows, cols]).dtype(T::DTYPE)]).unwrap();
     let mut weights = vec![T::default(); rows * cols];

@@ -141,7 +141,7 @@ impl Race {
                         same("clock.weight", &own[8..]);
                     }
                     ("record", _) => {
-                        for (axis, record) in own.chunks_exact(200).enumerate() {
+                        for (axis, record) in own.chunks_exact(232).enumerate() {
                             same(&format!("stack0/axis{axis}/gauges"), &record[..80]);
                             same(&format!("stack0/axis{axis}/counters"), &record[80..]);
                         }
@@ -365,7 +365,7 @@ fn the_layout_names_types_and_shapes_every_buffer() {
         listed("momentum=0.9 statistic_dtype=f64", &shape),
         [
             "clock u32[3, 4]",
-            "record u32[3, 2, 50]",
+            "record u32[3, 2, 58]",
             "statistic_0 f64[3, 6, 6]",
             "statistic_1 f64[3, 4, 4]",
             "basis_0 f64[3, 6, 6]",

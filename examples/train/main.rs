@@ -77,7 +77,7 @@ fn refuse(message: &str) -> ExitCode {
 }
 
 fn prepare(options: &Options) -> foam::Result<(Task, Config, Vec<Session>)> {
-    let mut config = Config::default();
+    let mut config = Config::reference();
     for (key, value) in SETTINGS {
         config.set(key, value)?;
     }
@@ -100,11 +100,28 @@ fn prepare(options: &Options) -> foam::Result<(Task, Config, Vec<Session>)> {
     };
     let mut sessions = Vec::new();
     for policy in &options.policies {
-        let mut own = config.clone();
-        own.set("policy", policy)?;
+        let own = if policy == "default" { preset(options)? } else { with_policy(&config, policy)? };
         sessions.push(Session::new(own, task.parameters())?);
     }
     Ok((task, config, sessions))
+}
+
+fn with_policy(config: &Config, policy: &str) -> foam::Result<Config> {
+    let mut own = config.clone();
+    own.set("policy", policy)?;
+    Ok(own)
+}
+
+/// The preset `default`, with nothing tuned: only the learning rate is that of all runs.
+fn preset(options: &Options) -> foam::Result<Config> {
+    let mut own = Config { lr: Config::reference().lr, ..Config::default() };
+    for (key, value) in &options.settings {
+        own.set(key, value)?;
+    }
+    if let Some(threads) = &options.threads {
+        own.set("num_threads", threads)?;
+    }
+    Ok(own)
 }
 
 fn work(

@@ -8,8 +8,8 @@ Trains a small network on the UCI digits with several policies of libfoam and co
 
 Usage: cargo run --release --example train -- [FLAGS]
 
-  --policy NAME      run this policy; repeat it for several
-                     (default: grafting_only, stale, foam and foam_certified)
+  --policy NAME      run this policy, or `default` for the default preset; repeat it for several
+                     (default: grafting_only, stale, foam, foam_certified and default)
   --epochs N         passes over the training set (default 60)
   --seed N           seed of the weights and of the batches' order (default 1)
   --threads N        threads of the optimizer; 0 means one for each core (default 0)
@@ -63,7 +63,7 @@ impl Options {
         }
         if options.policies.is_empty() {
             options.policies =
-                ["grafting_only", "stale", "foam", "foam_certified"].map(String::from).to_vec();
+                ["grafting_only", "stale", "foam", "foam_certified", "default"].map(String::from).to_vec();
         }
         Ok(options)
     }

@@ -157,12 +157,6 @@ template <class Self> class Options : public ConfigBase {
     FOAM_HPP_SWITCH(precondition_1d)
     /** Merging leaves the first dimension alone, so that a matrix stays a matrix. */
     FOAM_HPP_SWITCH(keep_matrix)
-    /** Steps between checks while a parameter's step is at most early_steps; 0 means check_period. */
-    FOAM_HPP_NUMBER(int64_t, early_check_period)
-    /** See early_check_period. */
-    FOAM_HPP_NUMBER(int64_t, early_steps)
-    /** A refresh is due when a basis is this many times as old as it was made; 0 means never. */
-    FOAM_HPP_NUMBER(double, refresh_growth)
 #undef FOAM_HPP_NUMBER
 #undef FOAM_HPP_SWITCH
 #undef FOAM_HPP_CHOICE
@@ -189,16 +183,16 @@ template <class Self> class Options : public ConfigBase {
     Self &self() noexcept { return static_cast<Self &>(*this); }
 };
 
-/** Every option. Starts as the preset "reference". */
+/** Every option. Starts as the preset "default". */
 class Config : public Options<Config> {
   public:
-    /** The preset "reference". */
+    /** The preset "default". */
     Config() = default;
 #ifndef FOAM_NO_EXCEPTIONS
     /** A preset by name. */
     explicit Config(const std::string &name) { init(name.c_str()); }
 #endif
-    /** A preset by name: "reference" or "paper". */
+    /** A preset by name: "default", "reference" or "paper". */
     static Result<Config> preset(const std::string &name) {
         return detail::fill(Config(), [&](Config &config, foam_error *error) {
             const uint32_t size = static_cast<uint32_t>(sizeof(foam_config));

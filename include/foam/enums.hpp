@@ -103,7 +103,6 @@ enum class Branch : int32_t {
     evd_threshold = FOAM_BRANCH_EVD_THRESHOLD,
     reuse_clipped = FOAM_BRANCH_REUSE_CLIPPED,
     reuse_same = FOAM_BRANCH_REUSE_SAME,
-    evd_age = FOAM_BRANCH_EVD_AGE,
 };
 
 /** Which matrix of a factor is read. */

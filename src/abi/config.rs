@@ -199,12 +199,6 @@ pub struct foam_config {
     pub keep_matrix: i32,
     /// Must be 0.
     pub reserved2: i32,
-    /// Steps between checks while a parameter's step is at most `early_steps`; 0 means `check_period`.
-    pub early_check_period: i64,
-    /// See `early_check_period`.
-    pub early_steps: i64,
-    /// A refresh is due when a basis is this many times as old as it was made; 0 means never.
-    pub refresh_growth: f64,
 }
 
 // SAFETY: plain data, first field `struct_size`, every bit pattern valid.
@@ -260,14 +254,11 @@ unsafe impl AbiStruct for foam_config {
         epsilon_mode,
         precondition_1d,
         keep_matrix,
-        reserved2,
-        early_check_period,
-        early_steps,
-        refresh_growth
+        reserved2
     });
 
     fn defaults() -> Self {
-        from_config(&Config::default())
+        from_config(&Config::reference())
     }
 }
 
@@ -323,9 +314,6 @@ fn from_config(config: &Config) -> foam_config {
         precondition_1d: config.precondition_1d.into(),
         keep_matrix: config.keep_matrix.into(),
         reserved2: 0,
-        early_check_period: config.early_check_period,
-        early_steps: config.early_steps,
-        refresh_growth: config.refresh_growth,
     }
 }
 
@@ -389,15 +377,13 @@ pub(super) fn to_config(raw: &foam_config) -> Result<Config> {
         epsilon_mode: choice("epsilon_mode", raw.epsilon_mode)?,
         precondition_1d: switch("precondition_1d", raw.precondition_1d)?,
         keep_matrix: switch("keep_matrix", raw.keep_matrix)?,
-        early_check_period: raw.early_check_period,
-        early_steps: raw.early_steps,
-        refresh_growth: raw.refresh_growth,
     })
 }
 
-/// Fills `config` with a preset: NULL or "reference" (the paper's ViT setting on the schedule of
-/// the authors' code) or "paper" (Algorithms 1-3 as printed). `struct_size` is
-/// `sizeof(foam_config)` as the caller was compiled.
+/// Fills `config` with a preset: NULL or "default" (works without tuning: relative damping, the policy sandwich),
+/// "reference" (the paper's ViT setting on the schedule of the authors' code) or "paper" (Algorithms 1-3 as
+/// printed). `struct_size` is `sizeof(foam_config)` as the caller was compiled. For a program compiled before the
+/// preset "default" existed, NULL means "reference", as it did then.
 ///
 /// # Safety
 /// `config` points to `struct_size` writable bytes; `preset` is NULL or a C string; `error` is NULL
@@ -415,7 +401,18 @@ pub unsafe extern "C" fn foam_config_init(
             if config.is_null() {
                 return Err(Error::invalid("config is NULL; expected a foam_config to fill"));
             }
-            let name = if preset.is_null() { "reference" } else { boundary::text(preset, "preset")? };
+            let knows_default = struct_size as usize >= std::mem::offset_of!(foam_config, reserved2) + 4;
+            let name = match (preset.is_null(), knows_default) {
+                (true, true) => "default",
+                (true, false) => "reference",
+                (false, _) => boundary::text(preset, "preset")?,
+            };
+            if name == "default" && !knows_default {
+                return Err(Error::invalid(format!(
+                    "preset 'default' needs a struct_size of {}, and this program was compiled with {struct_size}; expected reference or paper, or a program compiled with a newer foam.h",
+                    std::mem::size_of::<foam_config>()
+                )));
+            }
             boundary::write_struct(config, struct_size, from_config(&Config::preset(name)?))
         })
     }

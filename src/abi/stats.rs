@@ -140,8 +140,6 @@ pub const FOAM_BRANCH_EVD_THRESHOLD: i32 = 7;
 pub const FOAM_BRANCH_REUSE_CLIPPED: i32 = 8;
 /// Reuse; nothing changed.
 pub const FOAM_BRANCH_REUSE_SAME: i32 = 9;
-/// An eigendecomposition because the basis is older than `refresh_growth` allows.
-pub const FOAM_BRANCH_EVD_AGE: i32 = 10;
 
 /// Statistics of one Kronecker factor. Values that do not exist yet are NaN.
 #[repr(C)]

@@ -178,7 +178,7 @@ pub struct FactorStats {
 
 impl Branch {
     /// Every branch, in the order of its number.
-    const ALL: [Branch; 11] = [
+    const ALL: [Branch; 10] = [
         Branch::None,
         Branch::EvdFirst,
         Branch::EvdStale,
@@ -189,7 +189,6 @@ impl Branch {
         Branch::EvdThreshold,
         Branch::ReuseClipped,
         Branch::ReuseSame,
-        Branch::EvdAge,
     ];
 
     fn of(number: i64) -> Branch {
@@ -209,16 +208,12 @@ impl Branch {
             Branch::EvdThreshold => "evd_threshold",
             Branch::ReuseClipped => "reuse_clipped",
             Branch::ReuseSame => "reuse_same",
-            Branch::EvdAge => "evd_age",
         }
     }
 
     /// Whether it was an eigendecomposition.
     pub fn is_refresh(self) -> bool {
-        matches!(
-            self,
-            Branch::EvdFirst | Branch::EvdStale | Branch::EvdCap | Branch::EvdThreshold | Branch::EvdAge
-        )
+        matches!(self, Branch::EvdFirst | Branch::EvdStale | Branch::EvdCap | Branch::EvdThreshold)
     }
 }
 

@@ -166,9 +166,6 @@ pub const OPTIONS: &[OptionSpec] = &[
     named!(epsilon_mode, EpsilonMode, MADE_WITH),
     flag!(precondition_1d, BUFFERS),
     flag!(keep_matrix, BLOCKS),
-    whole!(early_check_period, 0..=MOST, Live),
-    whole!(early_steps, 0..=MOST, Live),
-    real!(refresh_growth, Range::NONNEGATIVE, Live),
 ];
 
 pub(super) fn find(key: &str) -> Result<&'static OptionSpec> {

@@ -130,21 +130,14 @@ impl Engine {
     fn begin_check(&mut self, factor: usize) -> bool {
         let t = self.step_of(factor) as i64;
         let senses = policy::senses(self.config.policy);
-        let growth = self.config.refresh_growth;
         let record = &mut self.records[factor];
-        let counters = &mut record.counters;
-        let aged = growth > 0.0 && t as f64 >= growth * counters.last_refresh as f64;
-        counters.checks += 1;
-        counters.last_check = t;
-        let unasked = match (senses, counters.has_basis != 0) {
-            (false, _) => Some(Branch::EvdStale),
-            (true, false) => Some(Branch::EvdFirst),
-            (true, true) => aged.then_some(Branch::EvdAge),
-        };
-        if let Some(branch) = unasked {
-            counters.branch = branch as i64;
+        let sensed = senses && record.has_basis();
+        record.counters.checks += 1;
+        record.counters.last_check = t;
+        if !sensed {
+            record.counters.branch = if senses { Branch::EvdFirst } else { Branch::EvdStale } as i64;
         }
-        unasked.is_some()
+        !sensed
     }
 
     fn sense_order(&self, factor: usize) -> SenseOrder {
@@ -259,7 +252,8 @@ impl Engine {
         if policy::certifies(self.config.policy) && !given_up {
             gauges.gap_bound = 0.0;
         }
-        let damping = if given_up { self.damping_given_up(factor) } else { self.plan.factors[factor].damping };
+        let damping =
+            if given_up { self.damping_given_up(factor) } else { self.plan.factors[factor].damping };
         gauges.epsilon = damping.at(gauges.eigenvalue_max);
         record
     }

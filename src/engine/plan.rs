@@ -5,7 +5,7 @@ use super::grafting;
 use crate::config::{Config, Policy, StatisticDtype};
 use crate::error::{Error, Kind, Result};
 use crate::preconditioner::damping::Damping;
-use crate::preconditioner::{FactorRecord, shampoo};
+use crate::preconditioner::{FactorRecord, policy, shampoo};
 use crate::tensor::{DType, Element, Precision};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -357,6 +357,13 @@ impl Plan {
         let first_factor = self.factors.len();
         let root = [spec.root, config.root, 2.0 * shape.len() as f64].into_iter().find(|r| *r > 0.0);
         let root = root.unwrap_or(2.0);
+        if preconditioned && policy::certifies(config.policy) && config.exponent_multiplier > root {
+            let message = format!(
+                "parameter '{}': exponent_multiplier / root = {} / {root}: the bound of policy = sandwich holds for exponents of at most 1; expected exponent_multiplier <= root",
+                spec.name, config.exponent_multiplier
+            );
+            return Err(Error::invalid(message).at(index));
+        }
         for number in 0..count {
             let at = unravel(number, &chunks);
             let dims: Vec<usize> = at.iter().zip(&shape).map(|(c, d)| limit.min(d - c * limit)).collect();
@@ -604,8 +611,8 @@ mod tests {
 
     #[test]
     fn dimensions_merge_from_the_left_while_they_fit() {
-        let config = Config::default();
-        let plain = Config { merge_dims: false, ..Config::default() };
+        let config = Config::reference();
+        let plain = Config { merge_dims: false, ..Config::reference() };
         assert_eq!(merged(&[8, 4, 3, 3], &config, 32), [32, 9]);
         assert_eq!(merged(&[6, 4], &config, 1024), [24]);
         assert_eq!(merged(&[1, 1], &config, 1024), [1]);
@@ -616,7 +623,7 @@ mod tests {
 
     #[test]
     fn a_matrix_stays_a_matrix_if_asked_for() {
-        let config = Config { keep_matrix: true, ..Config::default() };
+        let config = Config { keep_matrix: true, ..Config::reference() };
         assert_eq!(merged(&[64, 10], &config, 1024), [64, 10]);
         assert_eq!(merged(&[32, 3, 3, 3], &config, 1024), [32, 27]);
         assert_eq!(merged(&[1, 32, 1, 8], &config, 1024), [32, 8]);
@@ -626,7 +633,7 @@ mod tests {
 
     #[test]
     fn vectors_have_no_factors_unless_asked_for() {
-        let config = Config { precondition_1d: false, keep_matrix: true, ..Config::default() };
+        let config = Config { precondition_1d: false, keep_matrix: true, ..Config::reference() };
         let specs = [&[5][..], &[1, 7], &[], &[4, 3]].map(spec).to_vec();
         let plan = Plan::new(&config, specs).unwrap();
         let counts: Vec<usize> = plan.params.iter().map(|param| param.factors.len()).collect();
@@ -635,7 +642,7 @@ mod tests {
 
     #[test]
     fn a_large_matrix_is_cut_in_row_major_order() {
-        let config = Config { max_factor_dim: 128, ..Config::default() };
+        let config = Config { max_factor_dim: 128, ..Config::reference() };
         let plan = Plan::new(&config, vec![spec(&[200, 300])]).unwrap();
         let dims: Vec<_> = plan.blocks.iter().map(|b| b.dims.clone()).collect();
         assert_eq!(dims, [[128, 128], [128, 128], [128, 44], [72, 128], [72, 128], [72, 44]]);
@@ -646,7 +653,7 @@ mod tests {
 
     #[test]
     fn arrays_do_not_overlap_and_slots_lie_within_them() {
-        let config = Config { momentum: 0.9, max_factor_dim: 7, ..Config::default() };
+        let config = Config { momentum: 0.9, max_factor_dim: 7, ..Config::reference() };
         let plan = Plan::new(&config, vec![spec(&[20, 30]), spec(&[3]), spec(&[])]).unwrap();
         let mut extents = plan.arrays.clone();
         extents.sort_by_key(|extent| extent.offset);
@@ -668,7 +675,7 @@ mod tests {
 
     #[test]
     fn equal_blocks_are_one_stack() {
-        let config = Config { max_factor_dim: 8, ..Config::default() };
+        let config = Config { max_factor_dim: 8, ..Config::reference() };
         let plan = Plan::new(&config, vec![spec(&[16, 20]), spec(&[3]), spec(&[16, 20])]).unwrap();
         let counts: Vec<usize> = plan.stacks.iter().map(|stack| stack.blocks.len()).collect();
         assert_eq!(counts, [8, 4, 1]);

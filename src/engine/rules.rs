@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn divisors_are_one_minus_beta_to_the_t() {
-        let config = Config { beta1: 0.9, beta2: 1.0, ..Config::default() };
+        let config = Config { beta1: 0.9, beta2: 1.0, ..Config::reference() };
         let rules = Rules::new(&config, -1.0, 1.0);
         assert!((rules.filter_divisor(3) - (1.0 - 0.9f64.powi(3))).abs() < 1e-15);
         assert_eq!(rules.statistic_scale(Clock { step: 3, weight: 1.0 }), 1.0);
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn ticks_carry_the_average_and_rescale_in_time() {
-        let rules = Rules::new(&Config { beta2: 0.9, ..Config::default() }, -1.0, 1.0);
+        let rules = Rules::new(&Config { beta2: 0.9, ..Config::reference() }, -1.0, 1.0);
         let (mut clock, mut stored, mut plain) = (Clock::START, 0.0, 0.0);
         for _ in 0..100 {
             let tick = rules.tick(clock);

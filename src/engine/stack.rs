@@ -92,7 +92,7 @@ impl Stack {
 /// The configuration as far as it matters to a stack: blocks are neither merged nor cut, nothing fails for
 /// a gradient that is not finite, and the learning rate is the caller's.
 pub(super) fn normal(config: &Config) -> Config {
-    let default = Config::default();
+    let default = Config::reference();
     Config {
         merge_dims: false,
         max_factor_dim: i64::MAX,

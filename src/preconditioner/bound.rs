@@ -106,7 +106,8 @@ impl Coupling {
             None => {
                 // √(ab)·(b^(−q) − a^(−q))/(a − b) = (ab)^(−q/2)·sinh(qδ/2)/sinh(δ/2), δ = ln(a/b).
                 let half = 0.5 * (x - y).abs();
-                let ratio = if half < 1e-9 { self.exponent } else { (self.exponent * half).sinh() / half.sinh() };
+                let ratio =
+                    if half < 1e-9 { self.exponent } else { (self.exponent * half).sinh() / half.sinh() };
                 let ratio = if ratio.is_finite() { ratio } else { (-(1.0 - self.exponent) * half).exp() };
                 self.halves[i] * self.halves[j] * ratio
             }

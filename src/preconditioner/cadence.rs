@@ -8,16 +8,12 @@ use crate::config::{Cadence, Config};
 
 /// Whether the factors of a parameter are checked at its step `t` (from 1).
 pub fn is_check(config: &Config, t: u64) -> bool {
-    let early = config.early_check_period > 0 && t <= config.early_steps as u64;
-    let due = |time: u64| {
-        time.is_multiple_of(config.check_period as u64)
-            || (early && time.is_multiple_of(config.early_check_period as u64))
-    };
+    let period = config.check_period as u64;
     match config.cadence {
-        Cadence::Paper => due(t - 1),
+        Cadence::Paper => (t - 1).is_multiple_of(period),
         Cadence::Reference => {
             let first = config.first_check();
-            t == first || (t > first && due(t))
+            t == first || (t > first && t.is_multiple_of(period))
         }
     }
 }
@@ -59,7 +55,7 @@ mod tests {
 
     #[test]
     fn the_paper_checks_at_one_and_every_period_after() {
-        let config = Config { cadence: Cadence::Paper, check_period: 4, ..Config::default() };
+        let config = Config { cadence: Cadence::Paper, check_period: 4, ..Config::reference() };
         assert_eq!(checks(&config, 13), [1, 5, 9, 13]);
         let every = Config { check_period: 1, ..config };
         assert_eq!(checks(&every, 3), [1, 2, 3]);
@@ -67,24 +63,15 @@ mod tests {
 
     #[test]
     fn the_reference_checks_at_its_start_and_at_multiples_after() {
-        let config = Config { check_period: 5, start_step: 12, ..Config::default() };
+        let config = Config { check_period: 5, start_step: 12, ..Config::reference() };
         assert_eq!(checks(&config, 26), [12, 15, 20, 25]);
-        let config = Config { check_period: 5, ..Config::default() };
+        let config = Config { check_period: 5, ..Config::reference() };
         assert_eq!(checks(&config, 12), [5, 10]);
         assert!(!is_due(&config, 4, false) && is_due(&config, 5, false));
         assert!(
             is_due(&config, 7, false) && !is_due(&config, 7, true),
             "a missing basis is made up for at once"
         );
-    }
-
-    #[test]
-    fn early_checks_come_more_often() {
-        let config =
-            Config { check_period: 10, early_check_period: 3, early_steps: 12, start_step: 2, ..Config::default() };
-        assert_eq!(checks(&config, 32), [2, 3, 6, 9, 10, 12, 20, 30]);
-        let config = Config { cadence: Cadence::Paper, ..config };
-        assert_eq!(checks(&config, 32), [1, 4, 7, 10, 11, 21, 31]);
     }
 
     #[test]

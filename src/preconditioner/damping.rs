@@ -44,13 +44,30 @@ impl Damping {
     }
 }
 
+/// x^(−exponent/2), the weight of an eigenvector in the square root of an inverse root. Where 2/exponent = 2p is a
+/// whole number, x multiplied by a power of 2²ᵖ gives the same digits.
+pub fn root_weight(x: f64, exponent: f64) -> f64 {
+    let period = 2.0 / exponent;
+    if period != period.round() || !(x >= f64::MIN_POSITIVE && x.is_finite()) {
+        return x.powf(-0.5 * exponent);
+    }
+    let steps = (f64::from(binary_exponent(x)) / period).floor();
+    let near_one = x * 2f64.powi(-(steps * period) as i32);
+    near_one.powf(-0.5 * exponent) * 2f64.powi(-steps as i32)
+}
+
+/// e of x = m·2ᵉ with 1 ≤ m < 2, for a positive normal x.
+fn binary_exponent(x: f64) -> i32 {
+    ((x.to_bits() >> 52) & 0x7ff) as i32 - 1023
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_relative_damping_follows_the_scale_and_an_absolute_one_does_not() {
-        let config = Config { epsilon_mode: EpsilonMode::Relative, ..Config::default() };
+        let config = Config { epsilon_mode: EpsilonMode::Relative, ..Config::reference() };
         let relative = Damping::new(&config, 3e-4);
         for k in [-80, -3, 0, 7, 80] {
             let scale = 2f64.powi(k);
@@ -58,6 +75,21 @@ mod tests {
         }
         assert_eq!((relative.at(0.0), relative.at(f64::NAN)), (1.0, 1.0));
         assert_eq!(relative.at(1e-300), LEAST_EPSILON);
-        assert_eq!(Damping::new(&Config::default(), 3e-4).at(7.0), 3e-4);
+        assert_eq!(Damping::new(&Config::reference(), 3e-4).at(7.0), 3e-4);
+    }
+
+    #[test]
+    fn weights_keep_their_digits_under_powers_of_two() {
+        for p in [1.0, 2.0, 3.0, 4.0, 6.0] {
+            for x in [1e-30, 0.7, 1.0, 3.3e-4, 12345.6] {
+                let weight = root_weight(x, 1.0 / p);
+                assert!((weight / f64::powf(x, -0.5 / p) - 1.0).abs() < 1e-15, "p {p}, x {x}");
+                for k in [-3, 1, 5] {
+                    let scaled = root_weight(x * 2f64.powi(2 * p as i32 * k), 1.0 / p);
+                    assert_eq!(scaled, weight * 2f64.powi(-k), "p {p}, x {x}, k {k}");
+                }
+            }
+        }
+        assert_eq!(root_weight(0.5, 0.3), 0.5f64.powf(-0.15));
     }
 }

@@ -34,8 +34,6 @@ pub enum Branch {
     ReuseClipped = 8,
     /// Reuse; nothing changed.
     ReuseSame = 9,
-    /// An eigendecomposition because the basis is older than `refresh_growth` allows.
-    EvdAge = 10,
 }
 
 /// A part of a factor's record: plain numbers of one type, and the table of their names, which checkpoints use.
@@ -172,7 +170,7 @@ impl FactorRecord {
             }
         }
         let Counters { has_basis, branch, .. } = self.counters;
-        let last = Branch::EvdAge as i64;
+        let last = Branch::ReuseSame as i64;
         (has_basis > 1 || branch > last).then(|| {
             format!("has_basis = {has_basis}, branch = {branch}: expected 0 or 1, and at most {last}")
         })
@@ -185,7 +183,7 @@ impl FactorRecord {
 
     /// Whether the last check asked for a refresh that did not succeed: the next one begins with double precision.
     pub fn refresh_failed(&self) -> bool {
-        let refreshes = [Branch::EvdFirst, Branch::EvdStale, Branch::EvdCap, Branch::EvdThreshold, Branch::EvdAge];
+        let refreshes = [Branch::EvdFirst, Branch::EvdStale, Branch::EvdCap, Branch::EvdThreshold];
         let counters = &self.counters;
         let asked = refreshes.iter().any(|branch| *branch as i64 == counters.branch);
         asked && (counters.last_refresh != counters.last_check || counters.evd_calls == 0)

@@ -224,7 +224,7 @@ mod tests {
     const DAMPING: Damping = Damping::absolute(BASE);
 
     fn config(policy: Policy) -> Config {
-        Config { policy, tau: 0.5, epsilon: BASE, epsilon_max: 1e-4, ..Config::default() }
+        Config { policy, tau: 0.5, epsilon: BASE, epsilon_max: 1e-4, ..Config::reference() }
     }
 
     /// What Algorithm 3 does at proxy `h` (p = 2, so RC·α = 2h) from damping `epsilon`.

@@ -8,7 +8,7 @@ static foam_error error = FOAM_ERROR_INIT;
 /* The refused call leaves the configuration as it was. */
 static void refused_option(const char *key, const char *value, const char *says) {
     foam_config config, before;
-    OK(&error, foam_config_init(&config, sizeof config, NULL, &error));
+    OK(&error, foam_config_init(&config, sizeof config, "reference", &error));
     memcpy(&before, &config, sizeof config);
     FAILS(&error, FOAM_INVALID_ARGUMENT, says, foam_config_set(&config, key, value, &error));
     CHECK(memcmp(&config, &before, sizeof config) == 0);

@@ -73,7 +73,7 @@ static void more_than_memory_together(void) {
     foam_param params[MANY];
     foam_optimizer *optimizer = NULL;
     int64_t shape[1] = {(int64_t)1 << 18};
-    OK(&error, foam_config_init(&config, sizeof config, NULL, &error));
+    OK(&error, foam_config_init(&config, sizeof config, "reference", &error));
     config.max_factor_dim = INT64_MAX;
     for (int i = 0; i < MANY; i++) {
         OK(&error, foam_param_init(&params[i], sizeof params[i], &error));

@@ -89,7 +89,7 @@ static inline void model_describe(model *m) {
     const foam_error empty = FOAM_ERROR_INIT;
     memset(m, 0, sizeof *m);
     m->error = empty;
-    OK(&m->error, foam_config_init(&m->config, sizeof m->config, NULL, &m->error));
+    OK(&m->error, foam_config_init(&m->config, sizeof m->config, "reference", &m->error));
     m->config.check_period = 3;
     m->config.max_factor_dim = 8;
     m->config.merge_dims = 0;

@@ -16,7 +16,7 @@ static void *life(void *unused) {
     static int64_t shape[2] = {SIDE, SIDE};
     foam_optimizer *optimizer = NULL;
     (void)unused;
-    OK(&error, foam_config_init(&config, sizeof config, NULL, &error));
+    OK(&error, foam_config_init(&config, sizeof config, "reference", &error));
     config.check_period = 2;
     config.num_threads = 2;
     config.merge_dims = 0;

@@ -56,7 +56,7 @@ static inline void stack_open(stack *s) {
     const foam_error empty = FOAM_ERROR_INIT;
     memset(s, 0, sizeof *s);
     s->error = empty;
-    OK(&s->error, foam_config_init(&s->config, sizeof s->config, NULL, &s->error));
+    OK(&s->error, foam_config_init(&s->config, sizeof s->config, "reference", &s->error));
     s->config.check_period = 3;
     s->config.num_threads = 2;
     s->config.epsilon = 1e-3;

@@ -17,12 +17,12 @@ static void configurations(void) {
 
     /* Init writes as much as the caller has, and says how much that is. */
     memset(&later, 0x5a, sizeof later);
-    OK(&m.error, foam_config_init(&later.now, sizeof later, NULL, &m.error));
+    OK(&m.error, foam_config_init(&later.now, sizeof later, "reference", &m.error));
     CHECK(later.now.struct_size == sizeof later && later.unknown == 0);
     OK(&m.error, foam_config_set(&later.now, "tau", "0.5", &m.error));
     CHECK(later.now.tau == 0.5 && later.now.struct_size == sizeof later && later.unknown == 0);
     memset(&later, 0x5a, sizeof later);
-    OK(&m.error, foam_config_init(&later.now, offsetof(foam_config, tau), NULL, &m.error));
+    OK(&m.error, foam_config_init(&later.now, offsetof(foam_config, tau), "reference", &m.error));
     CHECK(later.now.struct_size == offsetof(foam_config, tau) && later.now.epsilon_max == 3e-7);
     CHECK(*(unsigned char *)&later.now.tau == 0x5a);
 
@@ -53,7 +53,7 @@ static void configurations(void) {
               foam_create(&later.now, m.described, MODEL_PARAMS, &m.optimizer, &m.error));
         memset(&later.now, 0x5a, sizeof later.now);
         FAILS(&m.error, FOAM_INVALID_ARGUMENT, "struct_size|foam_config",
-              foam_config_init(&later.now, wrong[i], NULL, &m.error));
+              foam_config_init(&later.now, wrong[i], "reference", &m.error));
         CHECK(later.now.struct_size == 0x5a5a5a5a);
         memcpy(&later.now, &m.config, sizeof m.config);
     }
@@ -149,7 +149,7 @@ static void halves(void) {
     char text[64];
     foam_config config;
     model_start(&m, 4);
-    OK(&m.error, foam_config_init(&config, sizeof config, NULL, &m.error));
+    OK(&m.error, foam_config_init(&config, sizeof config, "reference", &m.error));
     config.tau = 0.5;
     memset(&config.residual_threshold, 0x5a, sizeof config - offsetof(foam_config, residual_threshold));
     for (uint32_t part = 0; part < 8; part++) {
@@ -249,7 +249,7 @@ static void error_records(void) {
     foam_error whole = FOAM_ERROR_INIT;
     memset(key, 'k', sizeof key - 1);
     key[sizeof key - 1] = 0;
-    OK(&whole, foam_config_init(&config, sizeof config, NULL, &whole));
+    OK(&whole, foam_config_init(&config, sizeof config, "reference", &whole));
     FAILS(&whole, FOAM_INVALID_ARGUMENT, "kkkk", foam_config_set(&config, key, "1", &whole));
     FAILS(&whole, FOAM_INVALID_ARGUMENT, "kkkk", foam_config_set(&config, "tau", key, &whole));
 }

@@ -4,7 +4,7 @@
 
 static foam_config fresh(model *m) {
     foam_config config;
-    OK(&m->error, foam_config_init(&config, sizeof config, NULL, &m->error));
+    OK(&m->error, foam_config_init(&config, sizeof config, "reference", &m->error));
     return config;
 }
 

@@ -82,7 +82,7 @@ template <class T> class PlainRun {
   public:
     PlainRun() {
         foam_config config;
-        done(foam_config_init(&config, sizeof config, nullptr, &error_));
+        done(foam_config_init(&config, sizeof config, "reference", &error_));
         for (const auto &[key, value] : sequence_options) {
             done(foam_config_set(&config, key.c_str(), value.c_str(), &error_));
         }

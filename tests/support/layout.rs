@@ -114,9 +114,6 @@ layout!(
         precondition_1d,
         keep_matrix,
         reserved2,
-        early_check_period,
-        early_steps,
-        refresh_growth,
     }
 );
 layout!(

@@ -85,8 +85,8 @@ def defaults(preset: Optional[str] = None) -> Dict[str, str]:
     """Every option of the library with its default, in text form.
 
     Args:
-        preset: ``"reference"`` (the default: the paper's ViT setting on the authors' schedule) or ``"paper"``
-            (Algorithms 1-3 as printed).
+        preset: ``"default"`` (used when none is given: works without tuning), ``"reference"`` (the paper's ViT
+            setting on the authors' schedule) or ``"paper"`` (Algorithms 1-3 as printed).
     """
     return _config_dict(_config(preset, {}))
 

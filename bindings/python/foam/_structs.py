@@ -91,7 +91,6 @@ BRANCHES = (
     "evd_threshold",
     "reuse_clipped",
     "reuse_same",
-    "evd_age",
 )
 
 #: ``FOAM_FACTOR_*``: the matrices of a factor.
@@ -204,9 +203,6 @@ class Config(ctypes.Structure):
             ("precondition_1d", c_int32),
             ("keep_matrix", c_int32),
             ("reserved2", c_int32),
-            ("early_check_period", c_int64),
-            ("early_steps", c_int64),
-            ("refresh_growth", c_double),
         ]
     )
 

@@ -64,8 +64,8 @@ class Optimizer:
             arrays, PyTorch tensors, or anything writable with ``__dlpack__``, ``__cuda_array_interface__`` or the
             buffer protocol; :class:`Param` around an array gives it settings of its own. Names key the checkpoints;
             without them a parameter is called ``param_<index>``.
-        preset: ``"reference"`` (the default: the paper's ViT setting on the authors' schedule) or ``"paper"``
-            (Algorithms 1-3 as printed).
+        preset: ``"default"`` (used when none is given: works without tuning), ``"reference"`` (the paper's ViT
+            setting on the authors' schedule) or ``"paper"`` (Algorithms 1-3 as printed).
         **options: the library's options by name, for example ``lr=2e-3, check_period=20, tau=0.75,
             weight_decay=4.2e-4, policy="foam"``. :func:`foam.defaults` gives all of them with their defaults; an
             unknown one is an error that lists them. ``device`` follows the arrays.

@@ -49,7 +49,7 @@ class FOAM(torch.optim.Optimizer):
             DistributedDataParallel put in front are left out.
         lr: learning rate; default 2e-3. With the default Adam grafting, AdamW's learning rate carries over. A
             schedule may change it: it is read at every step.
-        preset: ``"reference"`` (default) or ``"paper"``, see :class:`foam.Optimizer`.
+        preset: ``"default"``, ``"reference"`` or ``"paper"``, see :class:`foam.Optimizer`.
         **options: the library's options, for example ``weight_decay=4.2e-4, check_period=20, tau=0.75``
             (:func:`foam.defaults` lists them with their defaults). A group may have its own, and
             ``grafting_only=True`` for parameters without a preconditioner. ``betas=(beta1, beta2)`` stands for

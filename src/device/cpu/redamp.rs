@@ -7,6 +7,7 @@ use super::scratch::{PADDING, Scratch};
 use super::{Cpu, Places, Precision, Shared, by_precision};
 use crate::device::RedampOrder;
 use crate::engine::plan::FactorPlan;
+use crate::preconditioner::damping::root_weight;
 
 /// Forms inverse roots.
 pub(super) fn redamp(cpu: &mut Cpu, orders: &[RedampOrder]) {
@@ -38,9 +39,16 @@ fn redamp_factor<W: Real, S: Real>(
     }
     let (basis, b) = (shared.slot::<S>(factor.basis), scratch.matrix::<S>(0));
     let stride = n + PADDING;
+    // A relative damping promises the same digits at any scale; the others keep those that they always had.
+    let relative = factor.damping.ratio > 0.0;
     let epsilon = order.epsilon.at(spectrum.iter().map(|d| d.wide()).fold(0.0, f64::max));
     for (j, d) in spectrum.iter().enumerate() {
-        let weight = S::of((d.wide().max(0.0) + epsilon).powf(-0.5 * factor.exponent));
+        let damped = d.wide().max(0.0) + epsilon;
+        let weight = S::of(if relative {
+            root_weight(damped, factor.exponent)
+        } else {
+            damped.powf(-0.5 * factor.exponent)
+        });
         // SAFETY: column j of the basis and of B.
         let (source, target) = unsafe {
             (

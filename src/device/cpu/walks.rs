@@ -259,7 +259,7 @@ mod tests {
     use crate::tensor::DType;
 
     fn plan(shape: &[usize], limit: i64, merge_dims: bool) -> Plan {
-        let config = Config { max_factor_dim: limit, merge_dims, ..Config::default() };
+        let config = Config { max_factor_dim: limit, merge_dims, ..Config::reference() };
         let spec = ParamSpec {
             name: "w".into(),
             shape: shape.to_vec(),

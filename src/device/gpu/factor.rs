@@ -415,6 +415,8 @@ pub(super) fn redamp(gpu: &mut Gpu, orders: &[RedampOrder]) -> Result<()> {
         .map(|order| {
             let mut flags = if order.adopt_diagonal { task::ADOPT_DIAGONAL } else { 0 };
             flags |= if order.pending.is_some() { task::AFTER_REFRESH } else { 0 };
+            let relative = gpu.plan.factors[order.factor].damping.ratio > 0.0;
+            flags |= if relative { task::RELATIVE } else { 0 };
             let choice = |(number, _): (usize, Damping)| choices + (number * size_of::<Choice>()) as u64;
             let most = order.pending.map_or(order.epsilon, |(_, most)| most);
             Task {

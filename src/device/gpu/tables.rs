@@ -280,6 +280,8 @@ pub mod task {
     pub const GIVEN_EPSILON: i32 = 256;
     /// Measure the noise floor.
     pub const NOISE: i32 = 512;
+    /// The damping is relative: powers of two in the statistic keep the digits.
+    pub const RELATIVE: i32 = 1024;
 }
 
 const _: () = {
@@ -357,7 +359,7 @@ mod tests {
         macro_rules! bits {
             ($($name:ident)+) => { [$((concat!("TASK_", stringify!($name)), task::$name)),+] };
         }
-        let bits = bits!(HAS_BASIS ADOPT_DIAGONAL AFTER_REFRESH SEARCH SPOIL FAIL KEEP_DIAGONAL SHIFT GIVEN_EPSILON NOISE);
+        let bits = bits!(HAS_BASIS ADOPT_DIAGONAL AFTER_REFRESH SEARCH SPOIL FAIL KEEP_DIAGONAL SHIFT GIVEN_EPSILON NOISE RELATIVE);
         constants.extend(bits.map(|(name, bit)| (name.to_string(), i64::from(bit))));
         for (name, value) in constants {
             writeln!(text, "#define {name} {value}").unwrap();

@@ -88,4 +88,4 @@ def read(preset: Optional[str], given: Mapping[str, Any]) -> Options:
     config = _config(preset, texts)
     _library.load().call("foam_config_validate", ctypes.byref(config))
     every = {**_config_dict(config), "nonfinite": "skip"}
-    return Options(preset or "reference", tuple(sorted(texts.items())), tuple(sorted(every.items())))
+    return Options(preset or "default", tuple(sorted(texts.items())), tuple(sorted(every.items())))

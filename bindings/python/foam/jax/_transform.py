@@ -54,7 +54,7 @@ def scale_by_foam(
     A step with a gradient that is not finite gives a zero update and keeps the state; ``skipped`` counts it.
 
     Args:
-        preset: ``"reference"`` (default) or ``"paper"``, see :func:`foam.defaults`.
+        preset: ``"default"``, ``"reference"`` or ``"paper"``, see :func:`foam.defaults`.
         weight_decay: added to the direction as the option ``decoupled_weight_decay`` says; default 0. A traced
             value is fine while it is decoupled and there is no momentum.
         weight_decay_mask: which parameters decay: a tree of booleans, a prefix of one, or a function of the
@@ -124,7 +124,7 @@ def foam(
 
     Args:
         learning_rate: a number, a traced value or a schedule; default 2e-3.
-        weight_decay: default: the preset's, 4.2e-4 for ``"reference"``. The other arguments are those of
+        weight_decay: default: the preset's, 0 for ``"default"``. The other arguments are those of
             :func:`scale_by_foam`.
 
     >>> import jax.numpy as jnp, optax

@@ -421,7 +421,8 @@ impl Linear {
         let room = (bytes / size).min(c_int::MAX as usize) as c_int;
         macro_rules! call {
             ($function:ident, $type:ty, $matrix:expr, $info:expr) => {{
-                let (matrix, work, info) = ($matrix as *mut $type, scratch as *mut $type, $info as *mut c_int);
+                let (matrix, work, info) =
+                    ($matrix as *mut $type, scratch as *mut $type, $info as *mut c_int);
                 // SAFETY: a matrix of the batch, and the workspace that `prepare_inverse` made.
                 let status = unsafe { solver::$function(self.solver, lower, n, matrix, n, work, room, info) };
                 solver_check(status, stringify!($function))?

@@ -77,6 +77,17 @@ __device__ inline double damped(double d, double epsilon) {
 
 __device__ inline double power(double x, double exponent) { return exp(exponent * log(x)); }
 
+// x^(-exponent/2). Where 2/exponent is a whole number, x times a power of 2^(2/exponent) gives the same digits.
+__device__ inline double root_weight(double x, double exponent) {
+    double period = 2.0 / exponent;
+    int own = (int)((__double_as_longlong(x) >> 52) & 0x7ff) - 1023;
+    if (period != rint(period) || !(x > 0.0) || !finite(x) || own < -1000) return power(x, -0.5 * exponent);
+    double steps = floor(own / period);
+    double down = __longlong_as_double((long long)(1023 - (int)(steps * period)) << 52);
+    double back = __longlong_as_double((long long)(1023 - (int)steps) << 52);
+    return power(x * down, -0.5 * exponent) * back;
+}
+
 // RC = |(H - D)_ij / sqrt((D_i + e)(D_j + e))|_F.
 template <typename S>
 __device__ inline double relative_change(const S *h, const S *d, double *weights, u32 n, double epsilon) {
@@ -463,7 +474,8 @@ template <typename S> __device__ inline void damp(const Task *tasks, u32 n, doub
     for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
         if (t.flags & TASK_ADOPT_DIAGONAL) d[i] = (S)((const double *)t.diagonal)[i];
         double x = (double)d[i];
-        weights[i] = power((x > 0.0 ? x : 0.0) + epsilon, -0.5 * t.exponent);
+        x = (x > 0.0 ? x : 0.0) + epsilon;
+        weights[i] = (t.flags & TASK_RELATIVE) ? root_weight(x, t.exponent) : power(x, -0.5 * t.exponent);
     }
 }
 

@@ -42,6 +42,7 @@ typedef unsigned long long u64;
 #define TASK_SHIFT 128
 #define TASK_GIVEN_EPSILON 256
 #define TASK_NOISE 512
+#define TASK_RELATIVE 1024
 #define LEAST_WEIGHT 0.0625
 #define SEARCH_RATIO 1.01
 
