@@ -1,7 +1,8 @@
 //! The safe Rust API: the bits of the C functions, refusals by name, every element type, absent gradients, resume.
 
-mod support;
-
+use crate::support::model::{Model, Spec, StepWith};
+use crate::support::random::Random;
+use crate::support::tensor::{Dtype, Tensor};
 use foam::half::{bf16, f16};
 use foam::ndarray::{Array1, Array2, ArrayViewMut2, s};
 use foam::{
@@ -9,9 +10,6 @@ use foam::{
     StepOptions, TensorMut,
 };
 use std::sync::{Arc, Mutex};
-use support::model::{Model, Spec, StepWith};
-use support::random::Random;
-use support::tensor::{Dtype, Tensor};
 
 const OPTIONS: &str = "check_period=3 epsilon=1e-4 epsilon_max=1e-2 tau=0.3 num_threads=1 momentum=0.9";
 

@@ -2,18 +2,10 @@
 //! library's, with their defaults, and their links lead somewhere. Programs with libtorch are run by `tests/cpp.rs`,
 //! those in Python by `tests/python.rs`.
 
-#![cfg(target_os = "linux")]
-
-#[path = "support/document.rs"]
-mod document;
-#[path = "support/library.rs"]
-mod library;
-#[path = "support/program.rs"]
-mod program;
-
-use document::{page, pages, programs};
+use crate::document::{page, pages, programs};
+use crate::library::root;
+use crate::program::{Language, compiles, prints};
 use foam::config::{Config, OPTIONS};
-use program::{Language, compiles, prints};
 
 /// Runs every program in `block` as `language`; compiles those that are a part of one.
 fn run_all(block: &str, language: Language) {
@@ -92,7 +84,7 @@ fn the_readme_has_the_defaults_of_eight_options() {
 fn every_link_to_a_file_leads_to_one() {
     let mut followed = 0;
     for (path, text) in pages() {
-        let folder = library::root().join(&path).parent().expect("a page lies in a folder").to_path_buf();
+        let folder = root().join(&path).parent().expect("a page lies in a folder").to_path_buf();
         for after in text.split("](").skip(1) {
             let target = after.split(')').next().unwrap_or_default().split('#').next().unwrap_or_default();
             if !target.is_empty() && !target.contains("://") {
@@ -102,4 +94,25 @@ fn every_link_to_a_file_leads_to_one() {
         }
     }
     assert!(followed > 20, "only {followed} links were found");
+}
+
+#[test]
+fn every_file_of_tests_is_in_a_program() {
+    let manifest = page("Cargo.toml");
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(root().join("tests")).expect("tests is readable") {
+        let name = entry.unwrap().file_name().to_string_lossy().into_owned();
+        found.extend(name.strip_suffix(".rs").map(str::to_string));
+    }
+    let (programs, parts): (Vec<String>, Vec<String>) =
+        found.into_iter().partition(|name| manifest.contains(&format!("path = \"tests/{name}.rs\"")));
+    let texts: Vec<String> = programs.iter().map(|name| page(&format!("tests/{name}.rs"))).collect();
+    for part in parts {
+        let of = texts.iter().filter(|text| text.lines().any(|line| line == format!("mod {part};"))).count();
+        assert_eq!(
+            of, 1,
+            "tests/{part}.rs is in {of} programs: add it to one, or to the [[test]]s of Cargo.toml"
+        );
+    }
+    assert!(programs.len() > 5, "only {programs:?} are named in Cargo.toml");
 }

@@ -2,17 +2,8 @@
 //! JAX that the interpreter can have, and those that need nothing but JAX and Optax also on the oldest one supported
 //! and on one between.
 
-#![cfg(target_os = "linux")]
-
-#[path = "support/library.rs"]
-mod library;
-#[path = "support/python.rs"]
-mod python;
-#[path = "support/tier.rs"]
-mod tier;
-
-use python::{Environment, every_file_is_listed};
-use tier::Need;
+use crate::python::{Environment, every_file_is_listed};
+use crate::tier::{self, Need};
 
 /// Makes a test out of each file; the name says what the file shows.
 macro_rules! files {

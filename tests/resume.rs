@@ -1,13 +1,11 @@
 //! A run that is saved and loaded goes on bit for bit: parameters, figures, and the checkpoints that it writes
 //! later.
 
-mod support;
-
+use crate::support::model::{Model, Spec, StepWith};
+use crate::support::random::Random;
+use crate::support::tensor::{Dtype, Tensor};
 use foam::abi::{FOAM_BAD_CHECKPOINT, foam_factor_info};
 use std::path::PathBuf;
-use support::model::{Model, Spec, StepWith};
-use support::random::Random;
-use support::tensor::{Dtype, Tensor};
 
 const POLICIES: [&str; 7] = [
     "stale",

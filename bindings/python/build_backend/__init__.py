@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional
@@ -47,6 +48,9 @@ def write_sdist(folder: Path) -> Path:
     """Writes the source archive, which builds by itself, into ``folder``; gives its path."""
     project = Project.read()
     files = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in source_files(project)}
+    # Tests and benchmarks are not in the archive, and cargo refuses a manifest that names a file that is not there.
+    manifest = files["Cargo.toml"].decode()
+    files["Cargo.toml"] = re.sub(r"^\[\[(?:test|bench)\]\]\n(?:.+\n)*\n*", "", manifest, flags=re.MULTILINE).encode()
     files["PKG-INFO"] = metadata.files(project, metadata.WITHOUT_LIBRARY)["METADATA"].encode()
     # The archive has its project file at the top, where pip looks for it, and the backend two folders down.
     text = (PROJECT / "pyproject.toml").read_text(encoding="utf-8")
@@ -79,8 +83,7 @@ def package_files() -> List[Path]:
 def source_files(project: Project) -> List[Path]:
     """What the library and the wheel are built from."""
     files = [ROOT / name for name in ("Cargo.toml", "Cargo.lock", "build.rs", "README.md", "CHANGELOG.md")]
-    # The manifest names the benchmark, and cargo refuses a manifest that names a file that is not there.
-    for folder in (ROOT / "src", ROOT / "include", ROOT / "benches"):
+    for folder in (ROOT / "src", ROOT / "include"):
         files += (path for path in folder.rglob("*") if path.is_file())
     files += (PROJECT / name for name in ("pyproject.toml", "README.md", "build_wheel.py"))
     files += (PROJECT / "build_backend").glob("*.py")
