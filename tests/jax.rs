@@ -27,7 +27,7 @@ files! {
     optax_and_flax_compose: "test_compose.py";
     checkpoints_resume_bit_for_bit: "test_checkpoint.py";
     golden_traces_are_inside_their_tolerances: "test_golden.py";
-    figures_can_be_read_out_of_a_state: "test_stats.py";
+    statistics_can_be_read_out_of_a_state: "test_stats.py";
     examples_run: "test_examples.py";
 }
 

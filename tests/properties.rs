@@ -1,4 +1,4 @@
-//! What the numbers of a run mean, whatever the shapes and the gradients are: the figures are their definitions,
+//! What the numbers of a run mean, whatever the shapes and the gradients are: the statistics are their definitions,
 //! the inverse root is one, and nothing depends on the basis, on how a model is cut, or on the units of a
 //! gradient.
 

@@ -354,7 +354,7 @@ fn a_decomposition_that_fails_keeps_the_stale_basis_and_is_tried_again_in_double
             assert_eq!(stats.fallback_double, 3 * factors, "{fault}: {stats:?}");
         }
         let (stats, _) = fallen("evd_all");
-        // The check at 28 has not been answered by a later one, but the question for figures asked for it.
+        // The check at 28 has not been answered by a later one, but the question for statistics asked for it.
         assert_eq!(stats.fallback_stale, 6 * sound.factors);
     });
 }

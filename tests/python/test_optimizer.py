@@ -156,7 +156,7 @@ def test_a_gradient_that_is_not_finite_fails_or_skips_and_changes_nothing():
     assert bits(weights) != bits(arrays())
 
 
-# ---- figures
+# ---- statistics
 
 
 def test_stats_are_plain_and_complete():
