@@ -29,7 +29,9 @@ macro_rules! programs {
 
             #[test]
             fn in_cpp20_under_address_and_undefined_sanitizers() {
-                program().flag("-std=c++20").watch(Watch::Sanitizers).passes();
+                if tier::runs(Need::Long) {
+                    program().flag("-std=c++20").watch(Watch::Sanitizers).passes();
+                }
             }
 
             #[test]

@@ -4,9 +4,14 @@
 use crate::library::root;
 use crate::program::{LIBRARIES, SCRATCH};
 use crate::python::Environment;
+use crate::tier::{self, Need};
 
 #[test]
 fn a_thin_handler_in_cpp_trains_in_place() {
+    // XLA's headers take a compiler most of a minute.
+    if !tier::runs(Need::Long) {
+        return;
+    }
     let mut command = Environment::Shared.command();
     command.arg(root().join("examples/jax/cpp/train.py")).arg(&*LIBRARIES).arg(&*SCRATCH);
     command.env("JAX_PLATFORMS", "cpu");

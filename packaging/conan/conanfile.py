@@ -4,7 +4,7 @@ import sys
 
 from conan import ConanFile
 from conan.errors import ConanInvalidConfiguration
-from conan.tools.files import copy, get, load
+from conan.tools.files import copy, load, unzip
 
 required_conan_version = ">=2.0"
 
@@ -44,7 +44,7 @@ class LibfoamConan(ConanFile):
 
     def build(self):
         archive = os.path.join(self.source_folder, f"libfoam-{self.version}.tar.gz")
-        get(self, f"file://{archive}", strip_root=True)
+        unzip(self, archive, strip_root=True)
         prefix, target = os.path.join(self.build_folder, "prefix"), os.path.join(self.build_folder, "target")
         self.run(f'sh bindings/install.sh --strip --prefix "{prefix}" --target-dir "{target}"')
 
