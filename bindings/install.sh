@@ -18,13 +18,14 @@ Builds libfoam with cargo and installs it into DIR:
   lib/pkgconfig/foam.pc, foam-static.pc                for pkg-config
   lib/cmake/foam/                                      for find_package(foam CONFIG)
   include/foam.h and the C++ headers
-  share/foam/                                          licences, and the list of what was installed
+  share/foam/                                          licences, the list of what is inside the library
+                                                       (CycloneDX), and of what was installed
 
 Options:
   --prefix DIR          where to install; it may be moved afterwards
   --profile NAME        release (the default) or dev
   --no-build            take the libraries that cargo built before
-  --target-dir DIR      cargo's target folder, if it is not the checkout's own
+  --target-dir DIR      where cargo builds or has built, instead of target/package
   --strip               leave out debug symbols (about a quarter of the size)
   --uninstall           remove what was installed into DIR, and nothing else
   -h, --help            this text
@@ -32,6 +33,7 @@ Options:
 Environment:
   DESTDIR               is put before the prefix, to stage a package: DESTDIR=/stage … --prefix /usr
   CARGO_BUILD_TARGET    the target to build for, as cargo takes it
+  CC                    the compiler that links the shared library; see bindings/link.sh
 TEXT
 }
 
@@ -112,5 +114,7 @@ if [ "$action" = uninstall ]; then
 fi
 . "$here/install/libraries.sh"
 . "$here/install/files.sh"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
 find_libraries
 install_files

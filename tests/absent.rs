@@ -1,12 +1,10 @@
 //! A parameter without a gradient takes no part in a step: it stands still, with its own clock, and later goes on
 //! as if that step had not existed.
 
-mod support;
-
+use crate::support::model::{Model, Spec, StepWith};
+use crate::support::random::Random;
+use crate::support::tensor::{Dtype, Tensor};
 use foam::abi::foam_factor_info;
-use support::model::{Model, Spec, StepWith};
-use support::random::Random;
-use support::tensor::{Dtype, Tensor};
 
 const POLICIES: [&str; 7] = [
     "stale",

@@ -1,7 +1,8 @@
 //! The safe Rust API: the bits of the C functions, refusals by name, every element type, absent gradients, resume.
 
-mod support;
-
+use crate::support::model::{Model, Spec, StepWith};
+use crate::support::random::Random;
+use crate::support::tensor::{Dtype, Tensor};
 use foam::half::{bf16, f16};
 use foam::ndarray::{Array1, Array2, ArrayViewMut2, s};
 use foam::{
@@ -9,9 +10,6 @@ use foam::{
     StepOptions, TensorMut,
 };
 use std::sync::{Arc, Mutex};
-use support::model::{Model, Spec, StepWith};
-use support::random::Random;
-use support::tensor::{Dtype, Tensor};
 
 const OPTIONS: &str = "check_period=3 epsilon=1e-4 epsilon_max=1e-2 tau=0.3 num_threads=1 momentum=0.9";
 
@@ -71,7 +69,7 @@ fn it_has_the_bits_and_the_statistics_of_the_c_functions() {
             assert_eq!(foam_bytes(ours), theirs.elements(), "step {t}");
         }
     }
-    assert_eq!(optimizer.to_bytes().unwrap(), through_c.save(), "the whole state has the same bytes");
+    assert_eq!(optimizer.save_memory().unwrap(), through_c.save(), "the whole state has the same bytes");
 
     let factors = optimizer.factors().unwrap();
     let in_c = through_c.factors();
@@ -122,7 +120,7 @@ fn small() -> Optimizer {
 #[test]
 fn a_step_that_is_refused_names_the_parameter_and_changes_nothing() {
     let mut optimizer = small();
-    let before = optimizer.to_bytes().unwrap();
+    let before = optimizer.save_memory().unwrap();
     let mut weight = Array2::<f32>::ones((4, 3));
     let mut bias = [1.0f64; 3];
     let (gw, gb) = (Array2::<f32>::ones((4, 3)), [1.0f32; 3]);
@@ -182,7 +180,7 @@ fn a_step_that_is_refused_names_the_parameter_and_changes_nothing() {
     );
 
     assert_eq!((weight, bias), (Array2::ones((4, 3)), [1.0; 3]));
-    assert_eq!(optimizer.to_bytes().unwrap(), before);
+    assert_eq!(optimizer.save_memory().unwrap(), before);
 }
 
 #[test]
@@ -277,19 +275,19 @@ fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
     let (mut begun, mut w) = (make(), start.clone());
     run(&mut begun, &mut w, &gradients[..7]);
     let path = std::env::temp_dir().join(format!("foam-api-{}.safetensors", std::process::id()));
-    begun.save(&path).unwrap();
+    begun.save_file(&path).unwrap();
     let mut resumed = make();
-    resumed.load(&path).unwrap();
+    resumed.load_file(&path).unwrap();
     run(&mut resumed, &mut w, &gradients[7..]);
     assert_eq!(foam_bytes(&w), foam_bytes(&whole_w));
-    assert_eq!(resumed.to_bytes().unwrap(), whole.to_bytes().unwrap());
+    assert_eq!(resumed.save_memory().unwrap(), whole.save_memory().unwrap());
 
     std::fs::write(&path, b"not a checkpoint").unwrap();
-    let error = resumed.load(&path).unwrap_err();
+    let error = resumed.load_file(&path).unwrap_err();
     assert_eq!(error.kind, ErrorKind::BadCheckpoint);
     assert!(error.message.contains(path.to_str().unwrap()), "{error}");
     std::fs::remove_file(&path).unwrap();
-    assert_eq!(resumed.load(&path).unwrap_err().kind, ErrorKind::Io);
+    assert_eq!(resumed.load_file(&path).unwrap_err().kind, ErrorKind::Io);
 }
 
 #[test]
@@ -316,7 +314,7 @@ fn a_panic_unwinds_and_leaves_statistics_only() {
     let stepped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| optimizer.step([&mut w], [&g])));
     assert!(stepped.is_err());
     assert_eq!(optimizer.step([&mut w], [&g]).unwrap_err().kind, ErrorKind::Poisoned);
-    assert_eq!(optimizer.to_bytes().unwrap_err().kind, ErrorKind::Poisoned);
+    assert_eq!(optimizer.save_memory().unwrap_err().kind, ErrorKind::Poisoned);
     assert_eq!(optimizer.statistic(first()).unwrap_err().kind, ErrorKind::Poisoned);
     assert_eq!(optimizer.stats().unwrap().factors, 1);
     assert_eq!(optimizer.factors().unwrap()[0].last_branch, Branch::None);

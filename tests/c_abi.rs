@@ -4,16 +4,8 @@
 //! The compilers are `cc` and `c++`, or what `CC` and `CXX` name. Where everything is run, valgrind has to
 //! be installed.
 
-#![cfg(target_os = "linux")]
-
-#[path = "support/library.rs"]
-mod library;
-#[path = "support/program.rs"]
-mod program;
-#[path = "support/tier.rs"]
-mod tier;
-
-use program::{Language, Watch, frozen_headers, passes};
+use crate::library::root;
+use crate::program::{Language, Watch, frozen_headers, passes};
 
 /// Makes four tests out of each program; the module's name says what the program shows.
 macro_rules! programs {
@@ -22,8 +14,8 @@ macro_rules! programs {
         const PROGRAMS: &[&str] = &[$($program),+];
 
         $(mod $claim {
-            use super::program::{Language, Watch, headers, passes};
-            use super::tier::{self, Need};
+            use crate::program::{Language, Watch, headers, passes};
+            use crate::tier::{self, Need};
 
             #[test]
             fn in_c11() {
@@ -76,7 +68,7 @@ programs! {
 
 #[test]
 fn every_program_is_tested() {
-    let folder = library::root().join("tests/c");
+    let folder = root().join("tests/c");
     let files = std::fs::read_dir(folder).expect("tests/c is readable").map(|entry| entry.unwrap().path());
     for path in files.filter(|path| path.extension().is_some_and(|e| e == "c")) {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
@@ -87,7 +79,7 @@ fn every_program_is_tested() {
 /// A program compiled against an older header runs with today's library.
 #[test]
 fn every_frozen_header_still_serves_a_whole_life() {
-    let folder = library::root().join("include/frozen");
+    let folder = root().join("include/frozen");
     let frozen: Vec<_> = std::fs::read_dir(folder)
         .expect("include/frozen is readable")
         .map(|entry| entry.unwrap().path())

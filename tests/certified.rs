@@ -2,13 +2,11 @@
 //! an average of gradients can have; and the policy `foam_certified` therefore keeps the gap at or below τ. The
 //! paper's proxy h alone does neither, except where the statistic is a plain sum.
 
-mod support;
-
+use crate::support::model::{Model, Place, Spec};
+use crate::support::random::Random;
+use crate::support::tensor::{Dtype, Tensor};
 use foam::abi::{FOAM_BRANCH_REUSE_FLOOR, foam_factor_info};
 use ndarray::Array2;
-use support::model::{Model, Place, Spec};
-use support::random::Random;
-use support::tensor::{Dtype, Tensor};
 
 const STEPS: usize = 24;
 const AXES: [Place; 2] = [(0, 0, 0), (0, 0, 1)];

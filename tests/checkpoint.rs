@@ -1,15 +1,13 @@
 //! The checkpoint format: what `docs/checkpoints.md` says of the file, of damage, of numbers, and of what a save
 //! may replace.
 
-mod support;
-
+use crate::support::model::{Model, Spec, StepWith};
+use crate::support::random::Random;
+use crate::support::tensor::{Dtype, Tensor};
 use foam::abi::{FOAM_BAD_CHECKPOINT, FOAM_IO_ERROR};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use support::model::{Model, Spec, StepWith};
-use support::random::Random;
-use support::tensor::{Dtype, Tensor};
 
 const OPTIONS: &str = "policy=foam check_period=2 beta2=0.8 max_factor_dim=4 merge_dims=false tau=0.2 epsilon=1e-4 \
                        epsilon_max=1e-2 momentum=0.5 num_threads=1";

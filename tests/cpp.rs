@@ -4,27 +4,13 @@
 //! The compiler is `c++`, or what `CXX` names. Where everything is run, valgrind has to be installed, and torch comes
 //! from a Python environment of the tests.
 
-#![cfg(target_os = "linux")]
-
-#[path = "support/cpp.rs"]
-mod cpp;
-#[path = "support/document.rs"]
-mod document;
-#[path = "support/library.rs"]
-mod library;
-#[path = "support/program.rs"]
-mod program;
-#[path = "support/python.rs"]
-mod python;
-#[path = "support/tier.rs"]
-mod tier;
-
-use cpp::{Program, STRICTER, run, torch_flags};
-use library::root;
-use program::{STRICT, Watch, compiler, named_compiler};
-use python::Environment;
+use crate::cpp_program::{Program, STRICTER, run, torch_flags};
+use crate::document;
+use crate::library::root;
+use crate::program::{STRICT, Watch, compiler, named_compiler};
+use crate::python::Environment;
+use crate::tier::{self, Need};
 use std::process::Command;
-use tier::Need;
 
 /// Makes three tests out of each program; the module's name says what the program shows.
 macro_rules! programs {
@@ -43,7 +29,9 @@ macro_rules! programs {
 
             #[test]
             fn in_cpp20_under_address_and_undefined_sanitizers() {
-                program().flag("-std=c++20").watch(Watch::Sanitizers).passes();
+                if tier::runs(Need::Long) {
+                    program().flag("-std=c++20").watch(Watch::Sanitizers).passes();
+                }
             }
 
             #[test]

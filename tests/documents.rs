@@ -2,18 +2,12 @@
 //! library's, with their defaults, and their links lead somewhere. Programs with libtorch are run by `tests/cpp.rs`,
 //! those in Python by `tests/python.rs`.
 
-#![cfg(target_os = "linux")]
-
-#[path = "support/document.rs"]
-mod document;
-#[path = "support/library.rs"]
-mod library;
-#[path = "support/program.rs"]
-mod program;
-
-use document::{page, pages, programs};
+use crate::document::{page, pages, programs};
+use crate::library::root;
+use crate::program::{Language, compiles, prints};
+use crate::tier::{self, Need};
 use foam::config::{Config, OPTIONS};
-use program::{Language, compiles, prints};
+use std::process::Command;
 
 /// Runs every program in `block` as `language`; compiles those that are a part of one.
 fn run_all(block: &str, language: Language) {
@@ -92,7 +86,7 @@ fn the_readme_has_the_defaults_of_eight_options() {
 fn every_link_to_a_file_leads_to_one() {
     let mut followed = 0;
     for (path, text) in pages() {
-        let folder = library::root().join(&path).parent().expect("a page lies in a folder").to_path_buf();
+        let folder = root().join(&path).parent().expect("a page lies in a folder").to_path_buf();
         for after in text.split("](").skip(1) {
             let target = after.split(')').next().unwrap_or_default().split('#').next().unwrap_or_default();
             if !target.is_empty() && !target.contains("://") {
@@ -102,4 +96,77 @@ fn every_link_to_a_file_leads_to_one() {
         }
     }
     assert!(followed > 20, "only {followed} links were found");
+}
+
+#[test]
+fn the_readme_names_every_page() {
+    let readme = page("README.md");
+    let (_, list) = readme.split_once("## Documentation").expect("the README lists the pages");
+    for (path, _) in pages().iter().filter(|(path, _)| path.starts_with("docs/")) {
+        assert!(list.contains(&format!("]({path})")), "the README's list of pages leaves out {path}");
+    }
+}
+
+#[test]
+fn each_page_answers_one_question() {
+    for (path, text) in pages().iter().filter(|(path, _)| path.starts_with("docs/")) {
+        let title = text.lines().next().unwrap_or_default();
+        assert!(title.starts_with("# ") && title.ends_with('?'), "{path} starts with {title:?}");
+    }
+}
+
+#[test]
+fn the_site_has_every_page_with_search_and_fetches_nothing() {
+    if !tier::runs(Need::Site) {
+        return;
+    }
+    let mut command = Command::new(root().join("site/build.sh"));
+    let done = command.output().unwrap_or_else(|cause| panic!("{command:?}: {cause}"));
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{command:?}: {}\n{said}", done.status);
+    let read = |path: &str| {
+        let path = root().join("target/site").join(path);
+        std::fs::read_to_string(&path).unwrap_or_else(|cause| panic!("{}: {cause}", path.display()))
+    };
+    let index: serde_json::Value = serde_json::from_str(&read("search/search_index.json")).expect("an index");
+    let places: Vec<&str> = index["docs"]
+        .as_array()
+        .expect("pages")
+        .iter()
+        .filter_map(|place| place["location"].as_str())
+        .collect();
+    for (path, text) in pages() {
+        let name = path.trim_start_matches("docs/").replace(".md", ".html");
+        let name = if name == "README.html" { "index.html".to_string() } else { name };
+        assert!(places.contains(&&*name), "{path} cannot be found by searching");
+        let html = read(&name);
+        let title = text.lines().next().unwrap_or_default().trim_start_matches("# ");
+        assert!(html.contains(&title.replace('\'', "'")), "{name} has not the title {title:?}");
+        for tag in ["<script src=", "<link rel=\"stylesheet\" href=", "<img src="] {
+            let foreign =
+                html.split(tag).skip(1).find(|rest| rest.trim_start_matches('"').starts_with("http"));
+            assert!(foreign.is_none(), "{name} fetches {foreign:?}");
+        }
+    }
+}
+
+#[test]
+fn every_file_of_tests_is_in_a_program() {
+    let manifest = page("Cargo.toml");
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(root().join("tests")).expect("tests is readable") {
+        let name = entry.unwrap().file_name().to_string_lossy().into_owned();
+        found.extend(name.strip_suffix(".rs").map(str::to_string));
+    }
+    let (programs, parts): (Vec<String>, Vec<String>) =
+        found.into_iter().partition(|name| manifest.contains(&format!("path = \"tests/{name}.rs\"")));
+    let texts: Vec<String> = programs.iter().map(|name| page(&format!("tests/{name}.rs"))).collect();
+    for part in parts {
+        let of = texts.iter().filter(|text| text.lines().any(|line| line == format!("mod {part};"))).count();
+        assert_eq!(
+            of, 1,
+            "tests/{part}.rs is in {of} programs: add it to one, or to the [[test]]s of Cargo.toml"
+        );
+    }
+    assert!(programs.len() > 5, "only {programs:?} are named in Cargo.toml");
 }

@@ -1,14 +1,12 @@
 //! Element types: every combination of parameter, gradient and statistic agrees with the run in double precision,
 //! parameters are rounded once and correctly, and a tensor may lie anywhere in memory.
 
-mod support;
-
+use crate::support::matrix::difference;
+use crate::support::model::{Model, Spec, StepWith};
+use crate::support::random::Random;
+use crate::support::tensor::{Dtype, Tensor};
 use foam::abi::FOAM_UNSUPPORTED;
 use half::{bf16, f16};
-use support::matrix::difference;
-use support::model::{Model, Spec, StepWith};
-use support::random::Random;
-use support::tensor::{Dtype, Tensor};
 
 const STEPS: usize = 25;
 const SHAPE: [i64; 2] = [12, 9];

@@ -1,14 +1,12 @@
 //! Hostile input: damaged checkpoints and arbitrary option texts are refused, or serve, but never crash, and what
 //! is refused changes nothing. Every case has a seed.
 
-mod support;
-
+use crate::support::model::{Model, Spec, StepWith, configuration};
+use crate::support::random::Random;
+use crate::support::tensor::{Dtype, Tensor};
 use foam::abi::*;
 use std::ffi::{CString, c_char};
 use std::ptr::{null, null_mut};
-use support::model::{Model, Spec, StepWith, configuration};
-use support::random::Random;
-use support::tensor::{Dtype, Tensor};
 
 const OPTIONS: &str = "policy=foam check_period=2 beta2=0.8 max_factor_dim=4 merge_dims=false tau=0.2 epsilon=1e-4 \
                        epsilon_max=1e-2 momentum=0.5 num_threads=1";

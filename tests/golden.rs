@@ -1,9 +1,6 @@
 //! The library does what the authors' code did: every trace of `tests/golden`, in both precisions.
 
-#[path = "support/golden/mod.rs"]
-mod golden;
-
-use golden::{Case, Precision, Report, replay};
+use crate::traces::{Case, Precision, Report, replay};
 use std::path::{Path, PathBuf};
 
 fn folder() -> PathBuf {

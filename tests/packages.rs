@@ -172,6 +172,39 @@ fn the_wheel_trains_in_an_empty_environment_without_a_compiler() {
 }
 
 #[test]
+fn the_list_of_what_is_inside_is_what_cargo_links() {
+    run("sbom", &[]);
+}
+
+#[test]
+fn the_release_runs_on_glibc_2_17_and_holds_no_path_of_this_machine() {
+    if tier::runs(Need::Release) {
+        run("release", &[]);
+    }
+}
+
+#[test]
+fn the_abi_is_that_of_every_frozen_header() {
+    if tier::runs(Need::Abigail) {
+        run("abi", &[]);
+    }
+}
+
+#[test]
+fn the_recipe_for_conan_builds_and_its_consumer_runs() {
+    if tier::runs(Need::Recipes) {
+        run("conan", &[]);
+    }
+}
+
+#[test]
+fn the_recipe_for_conda_builds_what_it_lists() {
+    if tier::runs(Need::Recipes) {
+        run("conda", &[]);
+    }
+}
+
+#[test]
 fn pip_installs_from_the_checkout_and_from_the_source_archive() {
     on_the_prefix("source_install");
 }

@@ -1,14 +1,7 @@
 //! Hosts that load the library at run time: the programs of `examples/plugin`, with the library and without it.
 
-#![cfg(target_os = "linux")]
-
-#[path = "support/library.rs"]
-mod library;
-#[path = "support/program.rs"]
-mod program;
-
-use library::{root, shared_library};
-use program::{SANITIZE, SCRATCH, STRICT, compiler, expect_success};
+use crate::library::{root, shared_library};
+use crate::program::{SANITIZE, SCRATCH, STRICT, compiler, expect_success};
 use std::path::PathBuf;
 use std::process::Command;
 

@@ -1,9 +1,11 @@
-//! What the numbers of a run mean, whatever the shapes and the gradients are: the figures are their definitions,
+//! What the numbers of a run mean, whatever the shapes and the gradients are: the statistics are their definitions,
 //! the inverse root is one, and nothing depends on the basis, on how a model is cut, or on the units of a
 //! gradient.
 
-mod support;
-
+use crate::support::matrix::{compose, difference, distance, norm, power};
+use crate::support::model::{Model, Place, Spec, StepWith};
+use crate::support::random::Random;
+use crate::support::tensor::Tensor;
 use foam::abi::{
     FOAM_FACTOR_BASIS, FOAM_FACTOR_INVERSE_ROOT, FOAM_FACTOR_SPECTRUM, FOAM_FACTOR_STATISTIC,
     foam_factor_info,
@@ -11,10 +13,6 @@ use foam::abi::{
 use ndarray::{Array1, Array2};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed};
-use support::matrix::{compose, difference, distance, norm, power};
-use support::model::{Model, Place, Spec, StepWith};
-use support::random::Random;
-use support::tensor::Tensor;
 
 fn seeded(cases: u32) -> Config {
     Config { cases, failure_persistence: None, rng_seed: RngSeed::Fixed(2), ..Config::default() }

@@ -5,10 +5,15 @@
 
 #[path = "support/library.rs"]
 mod library;
+#[path = "support/program.rs"]
+mod program;
 #[path = "support/python.rs"]
 mod python;
 #[path = "support/tier.rs"]
 mod tier;
+
+mod jax;
+mod jax_cpp;
 
 use library::root;
 use python::{Environment, every_file_is_listed};

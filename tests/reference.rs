@@ -1,15 +1,13 @@
 //! The library agrees with a naive optimizer of this folder (`support/reference.rs`) over random options, shapes
 //! and gradients: same decisions at every check, same parameters to rounding.
 
-mod support;
-
+use crate::support::matrix::difference;
+use crate::support::model::{Model, Spec};
+use crate::support::random::Random;
+use crate::support::reference::{Count, Options, Reference};
+use crate::support::tensor::Tensor;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed};
-use support::matrix::difference;
-use support::model::{Model, Spec};
-use support::random::Random;
-use support::reference::{Count, Options, Reference};
-use support::tensor::Tensor;
 
 const STEPS: usize = 30;
 

@@ -1,13 +1,11 @@
-//! A run that is saved and loaded goes on bit for bit: parameters, figures, and the checkpoints that it writes
+//! A run that is saved and loaded goes on bit for bit: parameters, statistics, and the checkpoints that it writes
 //! later.
 
-mod support;
-
+use crate::support::model::{Model, Spec, StepWith};
+use crate::support::random::Random;
+use crate::support::tensor::{Dtype, Tensor};
 use foam::abi::{FOAM_BAD_CHECKPOINT, foam_factor_info};
 use std::path::PathBuf;
-use support::model::{Model, Spec, StepWith};
-use support::random::Random;
-use support::tensor::{Dtype, Tensor};
 
 const POLICIES: [&str; 7] = [
     "stale",
@@ -76,7 +74,7 @@ impl Run {
         }
     }
 
-    /// All that is to be the same: parameters, figures, checkpoint.
+    /// All that is to be the same: parameters, statistics, checkpoint.
     fn outcome(&self) -> (Vec<Tensor>, String, Vec<u8>) {
         (self.params.clone(), self.model.figures(), self.model.save())
     }
@@ -85,7 +83,7 @@ impl Run {
 #[track_caller]
 fn assert_same(got: &Run, expected: &Run, case: &str) {
     let (got, expected) = (got.outcome(), expected.outcome());
-    assert_eq!(got.1, expected.1, "{case}: other figures");
+    assert_eq!(got.1, expected.1, "{case}: other statistics");
     assert!(got.0 == expected.0, "{case}: other parameters");
     assert!(got.2 == expected.2, "{case}: another checkpoint");
 }

@@ -2,14 +2,12 @@
 //! that are not finite change nothing; and gradients that are zero, constant, of rank one, tiny, huge or absent
 //! leave everything finite and in its place.
 
-mod support;
-
+use crate::support::matrix::{compose, difference, distance};
+use crate::support::model::{Model, Place, Spec, StepWith, without_checksums};
+use crate::support::random::Random;
+use crate::support::tensor::{Dtype, Tensor};
 use foam::abi::*;
 use ndarray::{Array1, Array2};
-use support::matrix::{compose, difference, distance};
-use support::model::{Model, Place, Spec, StepWith, without_checksums};
-use support::random::Random;
-use support::tensor::{Dtype, Tensor};
 
 const OPTIONS: &str =
     "check_period=3 beta2=0.9 merge_dims=false tau=0.3 epsilon=1e-4 epsilon_max=1e-2 lr=0.1";

@@ -1,14 +1,12 @@
 //! A stack does what a handle does: the same gradients through `foam_step` and through the verbs give equal
 //! bits of state, records, clocks and parameters.
 
-mod support;
-
+use crate::support::model::{Model, Spec, StepWith};
+use crate::support::random::Random;
+use crate::support::stack::{Room, Shape, Stack, layout, words};
+use crate::support::tensor::{Dtype, Tensor};
 use foam::abi::*;
 use safetensors::SafeTensors;
-use support::model::{Model, Spec, StepWith};
-use support::random::Random;
-use support::stack::{Room, Shape, Stack, layout, words};
-use support::tensor::{Dtype, Tensor};
 
 /// A run of both doors.
 struct Race {
@@ -295,7 +293,7 @@ fn updates_may_overwrite_the_gradients() {
     let mut two: Vec<Stack> = (0..2).map(|_| Stack::new("reference", DAMPED, shape.clone())).collect();
     let mut random = Random::new(11);
     let mut params = Room::new(Dtype::F32.in_c(), &shape.whole());
-    let mut info = Room::new(support::stack::I32, &[3]);
+    let mut info = Room::new(crate::support::stack::I32, &[3]);
     for _ in 0..12 {
         let values: Vec<f32> = random.normals(90).iter().map(|x| *x as f32).collect();
         let mut grads = Room::new(Dtype::F32.in_c(), &shape.whole());
@@ -348,7 +346,7 @@ fn concurrent_calls_have_the_bits_of_lone_ones() {
 #[test]
 fn the_layout_names_types_and_shapes_every_buffer() {
     let listed = |options: &str, shape: &Shape| -> Vec<String> {
-        let config = support::model::configuration("reference", options).unwrap();
+        let config = crate::support::model::configuration("reference", options).unwrap();
         let items = layout(&config, shape).unwrap();
         items
             .iter()

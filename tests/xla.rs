@@ -1,15 +1,11 @@
 //! The XLA FFI handlers, called with hand-made call frames: they do what the C functions do, and refuse wrong
 //! operands, results and attributes by name.
 
-#[path = "support/frame.rs"]
-mod frame;
-mod support;
-
+use crate::frame::*;
+use crate::support::random::Random;
+use crate::support::stack::{Room, Shape, Stack, words};
+use crate::support::tensor::Dtype;
 use foam::abi::{foam_xla_accumulate, foam_xla_apply, foam_xla_check};
-use frame::*;
-use support::random::Random;
-use support::stack::{Room, Shape, Stack, words};
-use support::tensor::Dtype;
 
 const OPTIONS: &str = "check_period=3;epsilon=1e-3;epsilon_max=1e-1;num_threads=2;weight_decay=0.01";
 const COUNT: i64 = 3;

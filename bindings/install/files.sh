@@ -57,8 +57,6 @@ place_template() {
 }
 
 install_files() {
-    work=$(mktemp -d)
-    trap 'rm -rf "$work"' EXIT
     list=$work/list
     : >"$list"
     # Folders that an earlier installation made are still ours to remove.
@@ -89,6 +87,7 @@ install_files() {
         name=${template##*/}
         place_template "$template" "lib/cmake/foam/${name%.in}"
     done
+    place "$here/libfoam.cdx.json" share/foam/libfoam.cdx.json
     for licence in "$root"/LICENSE-*; do
         place "$licence" "share/foam/${licence##*/}"
     done

@@ -21,11 +21,15 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "target" / "wheels", help="folder of the wheel (default: target/wheels)")
     parser.add_argument("--profile", choices=("release", "dev"), default="release", help="cargo profile (default: release)")
     parser.add_argument("--no-build", action="store_true", help="take the library that cargo built before")
-    parser.add_argument("--target-dir", type=Path, help="cargo's target folder, if it is not the checkout's own")
+    parser.add_argument("--target-dir", type=Path, help="where cargo builds or has built (default: target/package)")
+    parser.add_argument("--glibc", help="the oldest glibc to run on, such as 2.17 (needs the package ziglang; default: this machine's)")
     parser.add_argument("--sdist", action="store_true", help="write the source archive instead of the wheel")
     arguments = parser.parse_args()
-    options = Options(arguments.profile, not arguments.no_build, arguments.target_dir)
     try:
+        settings = {"profile": arguments.profile, "build": "no" if arguments.no_build else "yes"}
+        settings.update({"target-dir": arguments.target_dir} if arguments.target_dir else {})
+        settings.update({"glibc": arguments.glibc} if arguments.glibc else {})
+        options = Options.from_settings(settings)
         if arguments.sdist:
             path = build_backend.write_sdist(arguments.out)
         else:

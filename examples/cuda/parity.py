@@ -212,7 +212,7 @@ def gradients(steps: int) -> List[Dict[str, np.ndarray]]:
 
 
 def trajectory(memory: Any, policy: str, dtype: str, steps: int) -> Tuple[Dict[str, np.ndarray], List[Dict[str, Any]]]:
-    """The parameters and the factors' figures after some steps."""
+    """The parameters and the factors' statistics after some steps."""
     random = np.random.default_rng(11)
     params = {name: Array(memory, dtype, random.normal(size=shape)) for name, shape in SHAPES.items()}
     options = dict(policy=policy, lr=1e-2, epsilon=3e-5, epsilon_max=3e-4, tau=0.5, beta2=0.98, residual_threshold=0.35)
@@ -242,7 +242,7 @@ def distance(ours: np.ndarray, theirs: np.ndarray) -> float:
     return float(np.abs(ours - theirs).max()) / largest
 
 
-def figures(factors: List[Dict[str, Any]], name: str) -> np.ndarray:
+def statistics(factors: List[Dict[str, Any]], name: str) -> np.ndarray:
     """One figure of every factor; those that do not exist are 0."""
     return np.nan_to_num(np.array([float(factor[name]) for factor in factors] or [0.0]), nan=0.0)
 
@@ -258,7 +258,7 @@ def parity(gpu: Gpu, steps: int) -> bool:
             theirs, their_factors = trajectory(gpu, policy, dtype, steps)
             apart = max(distance(ours[name], theirs[name]) for name in SHAPES)
             epsilon, proxy = (
-                distance(figures(our_factors, name), figures(their_factors, name)) for name in ("epsilon", "proxy")
+                distance(statistics(our_factors, name), statistics(their_factors, name)) for name in ("epsilon", "proxy")
             )
             branches = [(factor["branch"], factor["evd_calls"]) for factor in our_factors]
             same = branches == [(factor["branch"], factor["evd_calls"]) for factor in their_factors]

@@ -3,7 +3,7 @@
     python examples/jax/digits.py [FOLDER]      default: target/jax-digits of the checkout
 
 Needs jax, optax and the package foam (from a checkout: PYTHONPATH=bindings/python). Writes to the folder the loss
-curves (loss.csv), the figures of every factor (stats.csv) and, with matplotlib, the plots of both. One learning rate
+curves (loss.csv), the statistics of every factor (stats.csv) and, with matplotlib, the plots of both. One learning rate
 and one cosine schedule for both, no decay for vectors, an epoch is one compiled scan with everything donated.
 """
 
@@ -119,10 +119,10 @@ def main():
     options = dict(weight_decay=DECAY, weight_decay_mask=decays, check_period=10, epsilon=1e-6, epsilon_max=1e-4)
     optimizer = foam(schedule, merge_dims=False, num_threads=2, **options)
     curves["foam"], state = train("foam", optimizer, lambda state: foam_stats_csv(stats, state))
-    figures = foam_stats(state)
+    statistics = foam_stats(state)
     print(
-        f"foam: {figures['steps']} steps, {figures['evd_calls']} eigendecompositions where stale Shampoo would have "
-        f"done {figures['checks']} ({100 * figures['evd_rate']:.1f} %)"
+        f"foam: {statistics['steps']} steps, {statistics['evd_calls']} eigendecompositions where stale Shampoo would have "
+        f"done {statistics['checks']} ({100 * statistics['evd_rate']:.1f} %)"
     )
     with open(folder / "loss.csv", "w", newline="") as file:
         writer = csv.writer(file)
@@ -136,7 +136,7 @@ def plot(folder, curves):
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return print(f"figures are in {folder}; with matplotlib there would be plots")
+        return print(f"statistics are in {folder}; with matplotlib there would be plots")
     from foam.plot import main as draw
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")

@@ -2,7 +2,7 @@
 
     python examples/python/numpy_mlp.py [stats.csv]
 
-Needs NumPy and the package foam (from a checkout: PYTHONPATH=bindings/python). With a file name it records the figures
+Needs NumPy and the package foam (from a checkout: PYTHONPATH=bindings/python). With a file name it records the statistics
 of every factor; `python -m foam plot stats.csv` draws them.
 """
 

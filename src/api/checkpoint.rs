@@ -8,17 +8,17 @@ use std::path::Path;
 impl Optimizer {
     /// Writes the whole state to a safetensors file, keyed by parameter name. The file appears whole or not at all:
     /// a temporary file beside it is flushed to the disk and then renamed. All language bindings read it.
-    pub fn save(&mut self, path: impl AsRef<Path>) -> Result<()> {
+    pub fn save_file(&mut self, path: impl AsRef<Path>) -> Result<()> {
         self.settled(|engine| {
             let writer = Writer::new(engine)?;
             replace(path.as_ref(), |sink| writer.write(engine, sink))
         })
     }
 
-    /// Reads the state that [`Optimizer::save`] wrote, into an optimizer made for the same parameters (in any order) with
+    /// Reads the state that [`Optimizer::save_file`] wrote, into an optimizer made for the same parameters (in any order) with
     /// options that give the same state. The run then continues bit for bit. A file that does not fit is refused with the
     /// reason, and nothing changes.
-    pub fn load(&mut self, path: impl AsRef<Path>) -> Result<()> {
+    pub fn load_file(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let outcome = self.enter(|engine| load(engine, &mut FileSource::open(path)?));
         outcome.map_err(|mut error| {
@@ -29,8 +29,8 @@ impl Optimizer {
         })
     }
 
-    /// What [`Optimizer::save`] writes, as bytes.
-    pub fn to_bytes(&mut self) -> Result<Vec<u8>> {
+    /// What [`Optimizer::save_file`] writes, as bytes.
+    pub fn save_memory(&mut self) -> Result<Vec<u8>> {
         self.settled(|engine| {
             let writer = Writer::new(engine)?;
             let size = writer.size();
@@ -46,7 +46,7 @@ impl Optimizer {
         })
     }
 
-    /// Reads what [`Optimizer::to_bytes`] gave, as [`Optimizer::load`] reads a file.
+    /// Reads what [`Optimizer::save_memory`] gave, as [`Optimizer::load_file`] reads a file.
     ///
     /// ```
     /// # fn main() -> foam::Result<()> {
@@ -56,12 +56,12 @@ impl Optimizer {
     /// let (mut first, mut second) = (make()?, make()?);
     /// let mut w = vec![1.0f32; 4];
     /// first.step([&mut w], [&[0.1f32; 4]])?;
-    /// second.load_bytes(&first.to_bytes()?)?;
+    /// second.load_memory(&first.save_memory()?)?;
     /// assert_eq!(second.stats()?.steps, 1);
     /// # Ok(())
     /// # }
     /// ```
-    pub fn load_bytes(&mut self, bytes: &[u8]) -> Result<()> {
+    pub fn load_memory(&mut self, bytes: &[u8]) -> Result<()> {
         self.enter(|engine| load(engine, &mut &*bytes))
     }
 }

@@ -4,7 +4,7 @@
 
 enum { ROOM = 64 };
 
-static void figures(model *m) {
+static void statistics(model *m) {
     foam_factor_info items[ROOM];
     size_t count = 77, factors = 0;
     REFUSED(m, FOAM_INVALID_ARGUMENT, "NULL", foam_stats(m->optimizer, NULL, &m->error));
@@ -103,7 +103,7 @@ static void names_of_statuses(void) {
 int main(void) {
     model m;
     model_start(&m, 7);
-    figures(&m);
+    statistics(&m);
     factors(&m);
     gaps(&m);
     model_close(&m);

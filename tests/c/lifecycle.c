@@ -52,7 +52,7 @@ static foam_stats_info stats_of(model *m) {
     return stats;
 }
 
-static void the_figures_add_up(model *m, uint64_t steps) {
+static void the_statistics_add_up(model *m, uint64_t steps) {
     foam_stats_info stats = stats_of(m);
     CHECK(stats.struct_size == sizeof stats && stats.flags == 0);
     CHECK(stats.steps == steps && stats.skipped_steps == 0);
@@ -210,7 +210,7 @@ int main(int count, char **arguments) {
     trains(&m);
     a_parameter_without_gradient_rests(&m);
     a_step_of_length_zero_moves_nothing(&m);
-    the_figures_add_up(&m, 62);
+    the_statistics_add_up(&m, 62);
     the_factors_are_listed_in_order(&m);
     the_factor_can_be_read(&m);
     OK(&m.error, foam_synchronize(m.optimizer, &m.error));

@@ -173,7 +173,7 @@ static void halves(void) {
     model_close(&m);
 }
 
-static void figures(void) {
+static void statistics(void) {
     enum { SHORT = offsetof(foam_stats_info, blocks), ROOM = 32 };
     model m;
     LATER(foam_stats_info) later;
@@ -259,7 +259,7 @@ int main(void) {
     descriptions();
     step_arguments();
     halves();
-    figures();
+    statistics();
     error_records();
     return check_result("struct_size");
 }

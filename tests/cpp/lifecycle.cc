@@ -1,4 +1,4 @@
-/* A whole life in C++: what is created is destroyed once, handles move, figures and factors are read, the log function
+/* A whole life in C++: what is created is destroyed once, handles move, statistics and factors are read, the log function
    is called, a run is saved and resumed. Usage: lifecycle FOLDER */
 #include "sequence.hpp"
 
@@ -86,7 +86,7 @@ static void a_handle_moves() {
     EXPECT(heaps[0].taken == 0);
 }
 
-static void the_figures_add_up() {
+static void the_statistics_add_up() {
     Run run;
     EXPECT(run.optimizer.stats().evd_rate() == 0.0);
     for (int step = 0; step < 30; step++) EXPECT(!run.step().skipped);
@@ -215,7 +215,7 @@ int main(int count, char **arguments) {
     SAME(foam::name(foam::Status::busy), "FOAM_BUSY");
     everything_is_given_back();
     a_handle_moves();
-    the_figures_add_up();
+    the_statistics_add_up();
     a_step_takes_its_options();
     a_parameter_has_its_own_scales();
     the_log_function_is_called();

@@ -6,6 +6,7 @@ use crate::library::root;
 use crate::nvidia::{cuda12, cuda13, wanted};
 use crate::program::{LIBRARIES, SCRATCH, STRICT, compiler};
 use crate::python::{Environment, runs};
+use crate::tier::{self, Need};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -68,6 +69,9 @@ fn python(arguments: &[&str]) -> String {
 
 #[test]
 fn the_parity_program_finds_cpu_and_gpu_equal() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     let printed = python(&["examples/cuda/parity.py", "--no-timing"]);
     assert_eq!(printed.lines().filter(|line| line.ends_with("the same")).count(), 7 * 4, "{printed}");
     assert!(printed.ends_with("parity: passed\n"), "{printed}");

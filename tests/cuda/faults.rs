@@ -120,7 +120,7 @@ fn sweep(t: usize) -> BTreeMap<&'static str, Tally> {
                 Err(failure) if failure.message.contains("lost") => {
                     assert_eq!(failure.status, FOAM_DEVICE_ERROR, "{entry} {nth}: {failure:?}");
                     assert_eq!(bed.step(t).unwrap_err().status, FOAM_POISONED);
-                    assert_eq!(bed.model.stats().params, 4, "figures are still to be had");
+                    assert_eq!(bed.model.stats().params, 4, "statistics are still to be had");
                     tally.lost += 1;
                 }
                 Err(failure) => {

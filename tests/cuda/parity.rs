@@ -10,6 +10,7 @@ use crate::support::matrix::difference;
 use crate::support::model::{Failure, Model, Spec, StepWith};
 use crate::support::random::Random;
 use crate::support::tensor::{Dtype, Tensor};
+use crate::tier::{self, Need};
 use crate::{cudasim, library};
 use foam::abi::{FOAM_NOT_FINITE, FOAM_OK, FOAM_POISONED, foam_error, foam_synchronize};
 
@@ -193,6 +194,10 @@ fn every_combination_of_types_agrees_with_the_cpu() {
 
 #[test]
 fn a_solver_without_batches_gives_the_same_numbers() {
+    // It takes another build of the simulator.
+    if !tier::runs(Need::Long) {
+        return;
+    }
     let folder = if std::env::var_os("FOAM_SIMULATED").is_none() {
         cudasim::folder_without_batched_evd().to_str().unwrap().to_string()
     } else {
@@ -354,7 +359,7 @@ fn a_decomposition_that_fails_keeps_the_stale_basis_and_is_tried_again_in_double
             assert_eq!(stats.fallback_double, 3 * factors, "{fault}: {stats:?}");
         }
         let (stats, _) = fallen("evd_all");
-        // The check at 28 has not been answered by a later one, but the question for figures asked for it.
+        // The check at 28 has not been answered by a later one, but the question for statistics asked for it.
         assert_eq!(stats.fallback_stale, 6 * sound.factors);
     });
 }

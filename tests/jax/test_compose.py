@@ -138,5 +138,5 @@ def test_nnx_optimizer():
     losses = [float(step(network, optimizer)) for _ in range(40)]
     assert losses[-1] < 0.3 * losses[0]
     state = nnx.to_pure_dict(nnx.state(optimizer))["opt_state"]
-    figures = foam_stats(state)
-    assert figures["steps"] == 40 and figures["params"] == 4 and figures["evd_calls"] > 0
+    statistics = foam_stats(state)
+    assert statistics["steps"] == 40 and statistics["params"] == 4 and statistics["evd_calls"] > 0

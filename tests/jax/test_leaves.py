@@ -172,10 +172,10 @@ def test_a_bad_gradient_skips_the_whole_step_and_is_reported(bad, decay):
     quiet = {key: {name: own[name] for name in own if name != "info"} for key, own in state[0].stacks.items()}
     kept = {key: {name: own[name] for name in own if name != "info"} for key, own in after[0].stacks.items()}
     assert same(quiet, kept) and int(after[0].count) == 1 and int(after[0].skipped) == 1
-    figures = foam_stats(after)
-    assert figures["skipped_steps"] == 1
+    statistics = foam_stats(after)
+    assert statistics["skipped_steps"] == 1
     if np.isfinite(bad) is np.False_:
-        assert figures["not_finite"] == ["layers/1/kernel"]
+        assert statistics["not_finite"] == ["layers/1/kernel"]
     # As if it had never been.
     _, resumed = step(third, after, params)
     _, expected = step(third, state, params)

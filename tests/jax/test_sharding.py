@@ -50,7 +50,7 @@ def alone(params, every, **options):
 
 
 def by_block(state):
-    """The factors' figures, which do not depend on the order of the rows."""
+    """The factors' statistics, which do not depend on the order of the rows."""
     return [{key: str(value) for key, value in factor.items()} for factor in foam_stats(state)["factors"]]
 
 
@@ -157,8 +157,8 @@ def test_bad_gradients_are_skipped_on_every_device():
     grads["layers"][2]["kernel"] *= jnp.nan
     params, state = jax.jit(train_step(optimizer))(everywhere(start), state, everywhere(grads))
     assert same(jax.device_get(params), jax.device_get(start))
-    figures = foam_stats(state)
-    assert figures["skipped_steps"] == 1 and figures["not_finite"] == ["layers/2/kernel"]
+    statistics = foam_stats(state)
+    assert statistics["skipped_steps"] == 1 and statistics["not_finite"] == ["layers/2/kernel"]
 
 
 def test_meshes_that_do_not_fit_are_refused_by_name():

@@ -1,4 +1,4 @@
-"""The figures of every factor can be read out of a state, tabulated and plotted."""
+"""The statistics of every factor can be read out of a state, tabulated and plotted."""
 
 import csv
 import math
@@ -20,14 +20,14 @@ def run(optimizer, params, steps=6):
     return state
 
 
-def test_figures_of_a_run():
+def test_statistics_of_a_run():
     params = model()
-    figures = foam_stats(run(foam(**LIVELY), params))
-    assert figures["steps"] == 6 and figures["skipped_steps"] == 0 and figures["params"] == 8
-    assert figures["checks"] == 3 * len(figures["factors"])
-    assert 0 < figures["evd_calls"] <= figures["checks"]
-    assert figures["evd_rate"] == pytest.approx(figures["evd_calls"] / figures["checks"])
-    factor = next(factor for factor in figures["factors"] if factor["param"] == "layers/2/kernel")
+    statistics = foam_stats(run(foam(**LIVELY), params))
+    assert statistics["steps"] == 6 and statistics["skipped_steps"] == 0 and statistics["params"] == 8
+    assert statistics["checks"] == 3 * len(statistics["factors"])
+    assert 0 < statistics["evd_calls"] <= statistics["checks"]
+    assert statistics["evd_rate"] == pytest.approx(statistics["evd_calls"] / statistics["checks"])
+    factor = next(factor for factor in statistics["factors"] if factor["param"] == "layers/2/kernel")
     assert factor["axis"] == 0 and factor["dim"] == 16 and factor["last_check"] == 6
     assert factor["epsilon"] >= factor["epsilon_base"] == 1e-4 and factor["branch"] != "none"
     assert factor["eigenvalue_max"] > 0 and math.isfinite(factor["proxy"]) and factor["has_basis"]
@@ -39,8 +39,8 @@ def test_states_are_found_inside_others():
     assert foam_stats({"model": 3, "state": run(chained, params)})["steps"] == 6
     labels = jax.tree.map(lambda leaf: "matrix" if leaf.ndim > 1 else "rest", params)
     both = {"matrix": foam(**LIVELY), "rest": foam(**LIVELY)}
-    figures = foam_stats(run(optax.multi_transform(both, labels), params))
-    assert figures["params"] == 8 and len({factor["param"] for factor in figures["factors"]}) == 8
+    statistics = foam_stats(run(optax.multi_transform(both, labels), params))
+    assert statistics["params"] == 8 and len({factor["param"] for factor in statistics["factors"]}) == 8
     with pytest.raises(package.InvalidArgumentError, match="no state of scale_by_foam"):
         foam_stats(optax.adam(1e-3).init(params))
 

@@ -170,5 +170,5 @@ def test_long_scans_donate_and_learn():
     run = jax.jit(lambda carry: jax.lax.scan(step, carry, length=150), donate_argnums=0)
     (_, state), norms = run((params, optimizer.init(params)))
     assert norms[-1] < 0.2 * norms[0]
-    figures = foam_stats(state)
-    assert figures["steps"] == 150 and 0 < figures["evd_calls"] < figures["checks"]
+    statistics = foam_stats(state)
+    assert statistics["steps"] == 150 and 0 < statistics["evd_calls"] < statistics["checks"]

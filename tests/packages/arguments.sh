@@ -11,14 +11,14 @@ refused "unknown argument 'out'" "$install" out
 refused "--profile is release or dev, not 'fast'" "$install" --prefix out --profile fast
 refused '--target-dir needs a value' "$install" --prefix out --target-dir
 mkdir nothing
-refused 'libfoam.so is not in' "$install" --prefix out --no-build --target-dir nothing
+refused 'libfoam.a is not in' "$install" --prefix out --no-build --target-dir nothing
 refused 'leave out --no-build' "$install" --prefix out --no-build --target-dir nothing
 mkdir -p half/release && touch half/release/libfoam.so
 refused 'libfoam.a is not in' "$install" --prefix out --no-build --target-dir half
 touch file
 refused 'is not a folder' "$install" --prefix file
 mkdir without_cargo
-for program in sh dirname uname sed cat mkdir; do
+for program in sh dirname uname sed cat mkdir mktemp rm; do
     ln -s "$(command -v $program)" without_cargo
 done
 refused 'cargo is missing' env PATH="$PWD/without_cargo" "$install" --prefix out

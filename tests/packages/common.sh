@@ -28,6 +28,31 @@ install_foam() {
     "$ROOT/bindings/install.sh" --profile "$PROFILE" --no-build --target-dir "$TARGET_DIR" --strip "$@"
 }
 
+# replace_cargo: puts a cargo first in the path that builds nothing: it notes what it was told in the file built, and puts
+# the library under test where a build would have put it. Building takes minutes, and was done by the real one.
+replace_cargo() {
+    local real under
+    real=$(command -v cargo)
+    under=$TARGET_DIR/${PROFILE/#dev/debug}
+    mkdir -p bin
+    cat >bin/cargo <<TEXT
+#!/bin/sh
+[ "\$1" = build ] || exec "$real" "\$@"
+echo "\$PWD: \$*" >>"$PWD/built"
+while [ "\$1" != --target-dir ]; do
+    shift
+done
+[ "\$2" = "$TARGET_DIR" ] || for profile in debug release; do
+    mkdir -p "\$2/\$profile"
+    for archive in "$under/libfoam.a" "$under/deps/libfoam.a"; do
+        [ ! -f "\$archive" ] || ln -sf "\$archive" "\$2/\$profile/libfoam.a"
+    done
+done
+TEXT
+    chmod +x bin/cargo
+    export PATH=$PWD/bin:$PATH
+}
+
 # refused TEXT COMMAND…: the command fails and says TEXT.
 refused() {
     local text=$1 output

@@ -4,7 +4,7 @@
 for file in "lib/libfoam.so.$VERSION" lib/libfoam.a include/foam.h include/foam.hpp include/foam/optimizer.hpp \
     lib/pkgconfig/foam.pc lib/pkgconfig/foam-static.pc lib/cmake/foam/foamConfig.cmake \
     lib/cmake/foam/foamConfigVersion.cmake lib/cmake/foam/foamTargets.cmake \
-    share/foam/LICENSE-MIT share/foam/LICENSE-APACHE share/foam/manifest.txt; do
+    share/foam/libfoam.cdx.json share/foam/LICENSE-MIT share/foam/LICENSE-APACHE share/foam/manifest.txt; do
     [ -f "$PREFIX/$file" ] || fail "$file was not installed"
 done
 for header in "$ROOT"/include/foam/*.hpp; do
@@ -25,6 +25,15 @@ diff there listed || fail "the list of what was installed is wrong"
 dynamic=$(readelf -d "$PREFIX/lib/$SONAME")
 grep -Fq "soname: [$SONAME]" <<<"$dynamic" || fail "the library has another SONAME"
 ! grep -E 'RPATH|RUNPATH' <<<"$dynamic" || fail "the library has a search path"
+
+# Every function that the library defines has the version of the ABI, and no other symbol is visible.
+node=FOAM_${SONAME#libfoam.so.}
+readelf --wide --dyn-syms "$PREFIX/lib/$SONAME" | awk '$7 != "UND" && $5 == "GLOBAL" && $4 == "FUNC" { print $8 }' |
+    LC_ALL=C sort >defined
+sed "s/\$/@@$node/" "$ROOT/include/foam.symbols" | LC_ALL=C sort >expected
+diff expected defined || fail "the library's symbols are not those of include/foam.symbols with the version $node"
+readelf --wide --version-info "$PREFIX/lib/$SONAME" | grep -Eq "Name: $node\$" || fail "the version $node is not defined"
+cmp "$ROOT/bindings/libfoam.cdx.json" "$PREFIX/share/foam/libfoam.cdx.json"
 
 # -I leaves binary files out.
 for place in "$FIRST" "$PREFIX" "$ROOT" "$TARGET_DIR" "$HOME/"; do

@@ -1,19 +1,9 @@
-# pip installs the package from the checkout and from the source archive. Building the library takes minutes, so cargo
-# is replaced by a program that notes what it was told to build, and leaves the library under test where it is.
+# pip installs the package from the checkout and from the source archive.
 . "$ROOT/tests/packages/common.sh"
 "$PYTHON" -m venv environment
-real=$(command -v cargo)
-mkdir bin
-cat >bin/cargo <<TEXT
-#!/bin/sh
-case \$1 in
-    build) echo "\$PWD: \$*" >>"$PWD/built" ;;
-    *) exec "$real" "\$@" ;;
-esac
-TEXT
-chmod +x bin/cargo
+replace_cargo
 pip() {
-    PATH=$PWD/bin:$PATH environment/bin/pip --disable-pip-version-check "$@"
+    environment/bin/pip --disable-pip-version-check "$@"
 }
 settings=(--config-settings "profile=$PROFILE" --config-settings "target-dir=$TARGET_DIR")
 

@@ -8,6 +8,7 @@ import csv
 import email.parser
 import email.policy
 import hashlib
+import json
 import os
 import re
 import subprocess
@@ -52,7 +53,8 @@ assert "foam/py.typed" in sources and "foam/__main__.py" in sources, "the packag
 for path, content in sources.items():
     assert files.get(path) == content, f"{path} is not in the wheel as it is in the checkout"
 licences = {f"{info}/licenses/{file}" for file in ("LICENSE-MIT", "LICENSE-APACHE", "THIRD-PARTY.txt")}
-others = {LIBRARY, *licences, *(f"{info}/{file}" for file in ("METADATA", "WHEEL", "RECORD", "entry_points.txt"))}
+sbom = f"{info}/sboms/libfoam.cdx.json"
+others = {LIBRARY, sbom, *licences, *(f"{info}/{file}" for file in ("METADATA", "WHEEL", "RECORD", "entry_points.txt"))}
 assert set(files) == set(sources) | others, f"unexpected: {sorted(set(files) ^ (set(sources) | others))}"
 for entry in entries:
     mode = 0o755 if entry.filename == LIBRARY else 0o644
@@ -102,6 +104,13 @@ assert not re.search(r"^  (cbindgen|proptest|foam) ", notices, re.MULTILINE), "a
 assert "Apache License" in notices and "Permission is hereby granted" in notices
 assert str(Path.home()) + "/" not in notices and str(root) not in notices
 
+# The list of components: the crates of the licences, each with a version and a licence.
+bom = json.loads(files[sbom])
+assert bom["bomFormat"] == "CycloneDX" and bom["metadata"]["component"]["version"] == version
+components = {f"{entry['name']} {entry['version']}": entry for entry in bom["components"]}
+assert set(components) == set(re.findall(r"^  (\S+ \d\S+): ", notices, re.MULTILINE)), "the two lists of crates differ"
+assert all(entry["licenses"][0]["expression"] for entry in components.values())
+
 # The library: the right name, no search path, no debug symbols, the ABI's functions.
 with tempfile.NamedTemporaryFile() as copy:
     copy.write(files[LIBRARY])
@@ -111,8 +120,10 @@ with tempfile.NamedTemporaryFile() as copy:
     symbols = readelf("--dyn-syms", copy.name)
 assert f"[{SONAME}]" in dynamic and "RUNPATH" not in dynamic and "RPATH" not in dynamic, dynamic
 assert ".debug_" not in sections, "the library has debug symbols"
-exported = set(re.findall(r"(?:GLOBAL|WEAK) +DEFAULT +\d+ (\w+)$", symbols, re.MULTILINE))
-assert exported == set((root / "include/foam.symbols").read_text().split()), f"the library exports {exported}"
+exported = set(re.findall(r"(?:GLOBAL|WEAK) +DEFAULT +\d+ (\S+)$", symbols, re.MULTILINE))
+node = SONAME.replace("libfoam.so.", "FOAM_")
+functions = (root / "include/foam.symbols").read_text().split()
+assert exported - {node} == {f"{name}@@{node}" for name in functions}, f"the library exports {exported}"
 
 # The platform: no symbol is newer than the glibc that the tag states, and one is as new.
 versions = {(int(major), int(minor)) for major, minor in re.findall(r"@GLIBC_(\d+)\.(\d+)", symbols)}

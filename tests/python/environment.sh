@@ -8,6 +8,8 @@
 #   full         target/python-env       the same and PyTorch: what FOAM_TEST_ALL=1 needs; the default
 #   jax-oldest   target/jax-env-oldest   the oldest JAX that foam.jax runs on
 #   jax-middle   target/jax-env-middle   one between
+#   docs         target/docs-env         what builds the documentation site
+#   release      target/release-env      zig, which links for older systems, and Conan
 #   cuda         target/cuda-env         NVIDIA's compilers, libraries and headers, without their dependencies
 #
 # Made once, then reused: a stamp in it holds the hash of its requirements and of the interpreter's version, and the
@@ -22,9 +24,11 @@ case $name in
   small) directory=python-env-small requirements=(python/requirements.txt) size='0.9 GB' ;;
   full) directory=python-env requirements=(python/requirements.txt python/torch.txt) size='7 GB, some minutes' ;;
   jax-oldest | jax-middle) directory=jax-env-${name#jax-} requirements=("jax/${name#jax-}.txt") size='0.6 GB' ;;
+  release) directory=release-env requirements=(packages/requirements.txt) size='0.5 GB' ;;
+  docs) directory=docs-env requirements=(../site/requirements.txt) size='0.2 GB' ;;
   # Exactly these packages: what they depend on is listed where it is needed.
   cuda) directory=cuda-env requirements=(cuda/requirements.txt) size='1.3 GB' options=(--no-deps) ;;
-  *) echo "$name: expected small, full, jax-oldest, jax-middle or cuda" >&2 && exit 2 ;;
+  *) echo "$name: expected small, full, jax-oldest, jax-middle, docs, release or cuda" >&2 && exit 2 ;;
 esac
 directory=$root/target/$directory
 requirements=("${requirements[@]/#/$root/tests/}")

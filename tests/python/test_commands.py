@@ -243,7 +243,7 @@ def test_a_plot_of_many_factors_names_the_one_that_misbehaves(command, tmp_path)
     assert "bold: " not in (tmp_path / "stats.svg").read_text()
 
 
-def test_a_file_without_figures_is_refused_by_name(command, tmp_path):
+def test_a_file_without_statistics_is_refused_by_name(command, tmp_path):
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     done = command("-m", "foam", "plot", tmp_path / "other.csv")
     assert done.returncode == 2 and "has no column 'step'" in done.stderr

@@ -35,6 +35,17 @@ def test_the_documented_programs_run(program, command, tmp_path):
     runs_and_prints(program, command, tmp_path)
 
 
+def test_the_example_with_ctypes_alone_is_its_page_s_program(command):
+    (program,) = (case.values[0] for case in PROGRAMS if case.id.startswith("docs/ctypes.md"))
+    assert program == (ROOT / "examples/python/ctypes_only.py").read_text()
+    assert sum(bool(line.strip()) for line in program.splitlines()) < 40, "it stays short"
+    imported = re.findall(r"^(?:import|from) (\w+)", program, re.M)
+    assert imported == ["os", "ctypes"], "neither the package nor NumPy"
+    done = command(ROOT / "examples/python/ctypes_only.py")
+    assert done.returncode == 0, done.stderr
+    assert abs(float(done.stdout.split()[1])) < 0.1, done.stdout
+
+
 def test_the_table_of_memory_is_what_its_program_prints(command, tmp_path):
     (program,) = (case.values[0] for case in PROGRAMS if case.id.startswith("docs/memory.md"))
     printed = command("-c", program, cwd=tmp_path).stdout.splitlines()

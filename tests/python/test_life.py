@@ -25,6 +25,19 @@ def test_a_closed_optimizer_says_so():
         optimizer.stats()
 
 
+def test_a_noise_floor_above_tau_is_said_with_the_remedy(caplog):
+    weight = np.ones((24, 24), "f4")
+    with caplog.at_level(logging.WARNING, logger="foam"):
+        # Far below the rounding of f32 statistics: the proxy would be noise.
+        with foam.Optimizer({"weight": weight}, epsilon=1e-30, epsilon_max=1e-29, check_period=1, root=1) as optimizer:
+            gradient = np.random.default_rng(0).normal(size=(24, 24)).astype("f4")
+            optimizer.step({"weight": gradient})
+            (factor, *_) = optimizer.factor_stats()
+    assert factor["noise_floor"] > 0.75
+    (said, *_) = [record.getMessage() for record in caplog.records if "rounding" in record.getMessage()]
+    assert "weight" in said and "statistic_dtype = f64 or a larger epsilon" in said
+
+
 def test_what_the_library_says_goes_to_the_logger(caplog):
     with caplog.at_level(logging.INFO, logger="foam"):
         run(arrays(), gradients(4), inject_fault="evd_chosen")

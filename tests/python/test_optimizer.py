@@ -156,7 +156,7 @@ def test_a_gradient_that_is_not_finite_fails_or_skips_and_changes_nothing():
     assert bits(weights) != bits(arrays())
 
 
-# ---- figures
+# ---- statistics
 
 
 def test_stats_are_plain_and_complete():
@@ -288,7 +288,8 @@ def test_the_state_is_saved_by_the_names_that_the_other_languages_have(root):
     in_c = set(re.findall(r"\bfoam_((?:save|load)_\w+)\(", (root / "include/foam.h").read_text()))
     in_cpp = set(re.findall(r"\b((?:save|load)_\w+)\(", (root / "include/foam/optimizer.hpp").read_text()))
     in_python = {name for name in dir(foam.Optimizer) if name.startswith(("save_", "load_"))}
-    assert in_c == in_python == {name.replace("foam_", "") for name in in_cpp if "foam_" not in name}
+    in_rust = set(re.findall(r"pub fn (\w+)\(", (root / "src/api/checkpoint.rs").read_text()))
+    assert in_c == in_python == in_rust == {name.replace("foam_", "") for name in in_cpp if "foam_" not in name}
     assert foam.Optimizer.save is foam.Optimizer.save_file and foam.Optimizer.load is foam.Optimizer.load_file
 
 

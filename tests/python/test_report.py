@@ -2,6 +2,7 @@
 
 import html
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -110,6 +111,11 @@ def test_a_file_without_statistics_is_refused(command, tmp_path):
     done = command("-m", "foam", "report", tmp_path / "other.csv")
     assert done.returncode == 2 and "has no column 'step'" in done.stderr
     assert not (tmp_path / "other.html").exists()
+
+
+def test_there_is_a_browser_where_everything_is_run():
+    if os.environ.get("FOAM_TEST_ALL") == "1":
+        assert BROWSER, "no browser was found: install the package chromium"
 
 
 if BROWSER:

@@ -328,7 +328,7 @@ def test_options_of_other_optimizers_get_a_hint():
         FOAM(network().parameters(), beta1=1.5)
 
 
-def test_figures_go_to_a_csv(tmp_path):
+def test_statistics_go_to_a_csv(tmp_path):
     model = network()
     optimizer = FOAM(split_groups(model), **OPTIONS)
     for step in range(6):

@@ -14,6 +14,11 @@ pub enum Need {
     Nvidia,
     BuildSystems,
     Valgrind,
+    Long,
+    Site,
+    Release,
+    Abigail,
+    Recipes,
 }
 
 impl Need {
@@ -25,6 +30,11 @@ impl Need {
             Need::Nvidia => "NVIDIA's compilers and libraries and torch, 8 GB",
             Need::BuildSystems => "CMake, make and pkg-config",
             Need::Valgrind => "valgrind",
+            Need::Long => "minutes",
+            Need::Release => "zig and a build for release, 0.5 GB",
+            Need::Abigail => "libabigail",
+            Need::Recipes => "Conan and CMake",
+            Need::Site => "MkDocs, 0.2 GB",
         }
     }
 }

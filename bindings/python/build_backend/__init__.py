@@ -1,18 +1,23 @@
 """The build backend of the wheel (PEP 517 and 660): what pip calls, and what ``build_wheel.py`` calls.
 
 ``pip install ./bindings/python --config-settings profile=dev`` passes options: ``profile`` (release or dev), ``build``
-(yes or no) and ``target-dir``.
+(yes or no), ``target-dir`` and ``glibc`` (the oldest to run on; needs the package ziglang).
 """
 
 from __future__ import annotations
 
+import re
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from . import archive, library, metadata, notices
 from .library import Options
 from .project import PACKAGE, PROJECT, ROOT, BuildError, Project
+
+#: The list of what is inside the library, in the form of CycloneDX.
+SBOM = ROOT / "bindings" / "libfoam.cdx.json"
 
 Settings = Optional[Dict[str, Any]]
 
@@ -21,9 +26,10 @@ def write_wheel(folder: Path, options: Options) -> Path:
     """Builds the library and writes the wheel into ``folder``; gives its path."""
     project = Project.read()
     project.check_package()
-    built = library.build(options)
-    tag = f"py3-none-{library.platform_tag(built)}"
-    content = library.stripped(built)
+    with tempfile.TemporaryDirectory() as work:
+        built = library.build(options, Path(work))
+        tag = f"py3-none-{library.platform_tag(built)}"
+        content, whole = library.stripped(built), built.stat().st_size
 
     wheel = archive.Wheel(project, tag)
     for path in package_files():
@@ -33,11 +39,12 @@ def write_wheel(folder: Path, options: Options) -> Path:
         wheel.add_info(name, text.encode())
     wheel.add_licences()
     wheel.add_info(f"licenses/{notices.NAME}", notices.collect().encode())
+    wheel.add_info(f"sboms/{SBOM.name}", SBOM.read_bytes())
 
     path = wheel.write(folder)
     print(
         f"{path.name}: {path.stat().st_size / 1e6:.1f} MB; "
-        f"library {len(content) / 1e6:.1f} MB, {built.stat().st_size / 1e6:.1f} MB with debug symbols",
+        f"library {len(content) / 1e6:.1f} MB, {whole / 1e6:.1f} MB with debug symbols",
         file=sys.stderr,
     )
     return path
@@ -47,6 +54,9 @@ def write_sdist(folder: Path) -> Path:
     """Writes the source archive, which builds by itself, into ``folder``; gives its path."""
     project = Project.read()
     files = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in source_files(project)}
+    # Tests and benchmarks are not in the archive, and cargo refuses a manifest that names a file that is not there.
+    manifest = files["Cargo.toml"].decode()
+    files["Cargo.toml"] = re.sub(r"^\[\[(?:test|bench)\]\]\n(?:.+\n)*\n*", "", manifest, flags=re.MULTILINE).encode()
     files["PKG-INFO"] = metadata.files(project, metadata.WITHOUT_LIBRARY)["METADATA"].encode()
     # The archive has its project file at the top, where pip looks for it, and the backend two folders down.
     text = (PROJECT / "pyproject.toml").read_text(encoding="utf-8")
@@ -79,11 +89,15 @@ def package_files() -> List[Path]:
 def source_files(project: Project) -> List[Path]:
     """What the library and the wheel are built from."""
     files = [ROOT / name for name in ("Cargo.toml", "Cargo.lock", "build.rs", "README.md", "CHANGELOG.md")]
-    # The manifest names the benchmark, and cargo refuses a manifest that names a file that is not there.
-    for folder in (ROOT / "src", ROOT / "include", ROOT / "benches"):
+    for folder in (ROOT / "src", ROOT / "include"):
         files += (path for path in folder.rglob("*") if path.is_file())
     files += (PROJECT / name for name in ("pyproject.toml", "README.md", "build_wheel.py"))
     files += (PROJECT / "build_backend").glob("*.py")
+    # What installs the libraries for C and C++, with the files that it installs.
+    bindings = ROOT / "bindings"
+    files += (bindings / "install.sh", bindings / "link.sh", SBOM)
+    for folder in ("install", "cmake", "pkg-config", "cpp"):
+        files += (path for path in (bindings / folder).rglob("*") if path.is_file())
     return sorted({*files, *project.licences(), *package_files()})
 
 
@@ -114,7 +128,9 @@ def build_editable(
     wheel_directory: str, config_settings: Settings = None, metadata_directory: Optional[str] = None
 ) -> str:
     """PEP 660: a wheel that points to the checkout, whose ``target`` folder the package searches for the library."""
-    library.build(Options.from_settings(config_settings or {}))
+    options = Options.from_settings(config_settings or {})
+    if options.build:
+        library.cargo_build(options, options.target_dir)
     project = Project.read()
     wheel = archive.Wheel(project, metadata.WITHOUT_LIBRARY)
     wheel.add("libfoam.pth", f"{PROJECT}\n".encode())

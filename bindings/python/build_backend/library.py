@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -31,40 +32,73 @@ class Options(NamedTuple):
     profile: str = "release"
     build: bool = True
     target_dir: Optional[Path] = None
+    #: The oldest glibc to run on, as "2.17"; None is that of this machine. Needs the package ziglang.
+    glibc: Optional[str] = None
 
     @classmethod
     def from_settings(cls, settings: Dict[str, Any]) -> Options:
         """From pip's --config-settings."""
-        unknown = sorted(set(settings) - {"profile", "build", "target-dir"})
+        unknown = sorted(set(settings) - {"profile", "build", "target-dir", "glibc"})
         if unknown:
-            raise BuildError(f"unknown setting '{unknown[0]}'; expected profile, build or target-dir")
+            raise BuildError(f"unknown setting '{unknown[0]}'; expected profile, build, target-dir or glibc")
         profile, build = settings.get("profile", "release"), settings.get("build", "yes")
         if profile not in ("release", "dev"):
             raise BuildError(f"setting profile: expected release or dev, got '{profile}'")
         if build not in ("yes", "no"):
             raise BuildError(f"setting build: expected yes or no, got '{build}'")
         folder = settings.get("target-dir")
-        return cls(profile, build == "yes", Path(folder) if folder else None)
+        glibc = settings.get("glibc")
+        if glibc is not None and not re.fullmatch(r"2\.\d+", glibc):
+            raise BuildError(f"setting glibc: expected a version such as 2.17, got '{glibc}'")
+        return cls(profile, build == "yes", Path(folder) if folder else None, glibc)
 
 
-def build(options: Options) -> Path:
-    """Builds the library, unless told not to; gives its path."""
+def build(options: Options, folder: Path) -> Path:
+    """Builds the library, unless told not to, and links it in ``folder``, as packages ship it; gives its path."""
+    # Packages are built in a folder of their own, because they are built with other flags.
+    target = options.target_dir or Path(cargo_metadata("--no-deps")["target_directory"], "package")
+    if options.build:
+        cargo_build(options, target.absolute(), without_paths(target.absolute()))
+    built = target / os.environ.get("CARGO_BUILD_TARGET", "") / {"dev": "debug"}.get(options.profile, options.profile)
+    # `cargo test` leaves the library in deps, `cargo build` puts a link to it one folder up.
+    found = [path for path in (built / "libfoam.a", built / "deps" / "libfoam.a") if path.is_file()]
+    if not found:
+        raise BuildError(f"libfoam.a is not in {built}; build it with cargo build --lib --profile {options.profile}")
+    newest = max(found, key=lambda path: path.stat().st_mtime_ns)
+    environment = dict(os.environ)
+    if options.glibc:
+        environment["CC"] = f"{sys.executable} -m ziglang cc -target {platform.machine()}-linux-gnu.{options.glibc}"
+    linked = folder / "libfoam.so"
+    command = [str(ROOT / "bindings" / "link.sh"), str(newest), str(linked)]
+    if subprocess.run(["sh", *command], env=environment, stdout=sys.stderr.fileno()).returncode != 0:
+        hint = "; --glibc needs the package ziglang: pip install ziglang" if options.glibc else ""
+        raise BuildError(f"{' '.join(command)} failed{hint}")
+    return linked
+
+
+def cargo_build(options: Options, target: Optional[Path] = None, flags: Optional[List[str]] = None) -> None:
+    """Runs ``cargo build``."""
     if not sys.platform.startswith("linux"):
         raise BuildError(f"wheels are built on Linux only, and this is {sys.platform}")
-    if options.build:
-        command = ["cargo", "build", "--lib", "--profile", options.profile]
-        if options.target_dir:
-            command += ["--target-dir", str(options.target_dir.absolute())]
-        # pip shows what goes to the standard error only when it is asked to, or when the build fails.
-        if run_cargo(command, stdout=sys.stderr.fileno()).returncode != 0:
-            raise BuildError(f"{' '.join(command)} failed")
-    target = options.target_dir or Path(cargo_metadata("--no-deps")["target_directory"])
-    folder = target / os.environ.get("CARGO_BUILD_TARGET", "") / {"dev": "debug"}.get(options.profile, options.profile)
-    # `cargo test` leaves the library in deps, `cargo build` puts a link to it one folder up.
-    found = [path for path in (folder / "libfoam.so", folder / "deps" / "libfoam.so") if path.is_file()]
-    if not found:
-        raise BuildError(f"libfoam.so is not in {folder}; build it with cargo build --lib --profile {options.profile}")
-    return max(found, key=lambda path: path.stat().st_mtime_ns)
+    command = ["cargo", "build", "--lib", "--profile", options.profile]
+    if target:
+        command += ["--target-dir", str(target)]
+    environment = dict(os.environ)
+    if flags:
+        environment["CARGO_ENCODED_RUSTFLAGS"] = "\x1f".join(flags)
+    # pip shows what goes to the standard error only when it is asked to, or when the build fails.
+    if run_cargo(command, stdout=sys.stderr.fileno(), env=environment).returncode != 0:
+        raise BuildError(f"{' '.join(command)} failed")
+
+
+def without_paths(target: Path) -> List[str]:
+    """The flags that let rustc leave this machine's paths out of what it builds, behind those of the environment."""
+    encoded, plain = os.environ.get("CARGO_ENCODED_RUSTFLAGS"), os.environ.get("RUSTFLAGS", "")
+    flags = encoded.split("\x1f") if encoded else plain.split()
+    # cargo keeps the crates of an index in one folder, whose name holds the index's host.
+    crates = (package for package in cargo_metadata("--filter-platform", host())["packages"] if package["source"])
+    folders = {Path(crate["manifest_path"]).parent.parent for crate in crates}
+    return flags + [f"--remap-path-prefix={folder}=foam" for folder in (*sorted(folders), target, ROOT)]
 
 
 def run_cargo(command: List[str], **options: Any) -> subprocess.CompletedProcess:
@@ -82,6 +116,15 @@ def cargo_metadata(*arguments: str) -> Dict[str, Any]:
     if done.returncode != 0:
         raise BuildError(f"{' '.join(command)} failed: {done.stderr.strip()}")
     return json.loads(done.stdout)
+
+
+def host() -> str:
+    """The platform that cargo builds for by default."""
+    try:
+        text = subprocess.run(["rustc", "-vV"], check=True, stdout=subprocess.PIPE, text=True).stdout
+    except FileNotFoundError:
+        raise BuildError("rustc was not found: building libfoam needs Rust") from None
+    return re.search(r"^host: (\S+)", text, re.MULTILINE).group(1)  # type: ignore[union-attr]
 
 
 def soname() -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
-from typing import Any, Dict, List, Set
+from typing import Any, Dict, List
 
-from .library import cargo_metadata
+from .library import cargo_metadata, host, run_cargo
 from .project import BuildError
 
 #: The file in the wheel.
@@ -42,34 +42,17 @@ def licence_files(folder: Path) -> List[Path]:
 
 
 def linked_crates() -> List[Dict[str, Any]]:
-    """The packages that end up in the library: what the crate depends on at run time, directly or not."""
+    """The packages that end up in the library: what the crate depends on at run time, directly or not, without macros."""
+    # `cargo metadata` also names crates that no enabled feature asks for; `cargo tree` does not.
+    command = ["cargo", "tree", "--edges", "normal,no-proc-macro", "--prefix", "none", "--format", "{p}"]
+    done = run_cargo([*command, "--target", host()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        raise BuildError(f"{' '.join(command)} failed: {done.stderr.strip()}")
+    linked = set(re.findall(r"^(\S+) v(\S+)", done.stdout, re.MULTILINE))
     metadata = cargo_metadata("--filter-platform", host())
-    packages = {package["id"]: package for package in metadata["packages"]}
-    nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
     root = metadata["resolve"]["root"]
-    seen: Set[str] = set()
-    waiting = [root]
-    while waiting:
-        package = waiting.pop()
-        if package in seen or is_macro(packages[package]):
-            continue
-        seen.add(package)
-        # A dependency of kind None is neither for the build nor for the tests.
-        for dependency in nodes[package]["deps"]:
-            if any(kind["kind"] is None for kind in dependency["dep_kinds"]):
-                waiting.append(dependency["pkg"])
-    return sorted((packages[package] for package in seen - {root}), key=lambda crate: (crate["name"], crate["version"]))
-
-
-def is_macro(package: Dict[str, Any]) -> bool:
-    """Whether the package runs in the compiler and not in the library."""
-    return any("proc-macro" in target["kind"] for target in package["targets"])
-
-
-def host() -> str:
-    """The platform that cargo builds for by default."""
-    try:
-        text = subprocess.run(["rustc", "-vV"], check=True, stdout=subprocess.PIPE, text=True).stdout
-    except FileNotFoundError:
-        raise BuildError("rustc was not found: building libfoam needs Rust") from None
-    return re.search(r"^host: (\S+)", text, re.MULTILINE).group(1)  # type: ignore[union-attr]
+    crates = (crate for crate in metadata["packages"] if crate["id"] != root)
+    found = [crate for crate in crates if (crate["name"], crate["version"]) in linked]
+    if len(found) != len(linked) - 1:
+        raise BuildError("cargo tree and cargo metadata name different crates")
+    return sorted(found, key=lambda crate: (crate["name"], crate["version"]))

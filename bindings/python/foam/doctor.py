@@ -173,9 +173,9 @@ def _trial() -> str:
         for step in range(4):
             gradient = array("f", [((place * 7 + step) % 5 - 2) * 1e-3 for place in range(12)])
             optimizer.step({"trial": memoryview(gradient).cast("B").cast("f", (3, 4))})
-        figures = optimizer.stats()
-    if figures["steps"] != 4 or figures["evd_calls"] < 2:
-        return f"took {figures['steps']} of 4 steps with {figures['evd_calls']} eigendecompositions"
+        statistics = optimizer.stats()
+    if statistics["steps"] != 4 or statistics["evd_calls"] < 2:
+        return f"took {statistics['steps']} of 4 steps with {statistics['evd_calls']} eigendecompositions"
     return "" if all(value == value for value in values) else "gave values that are not numbers"
 
 

@@ -203,10 +203,10 @@ class _Comparison:
         if not relative <= self.errors.get(name, -1.0):
             self.errors[name] = relative if relative == relative else float("inf")
 
-    def factors(self, step: int, figures: List[Dict[str, Any]]) -> None:
-        if len(figures) != len(self.labels):
-            raise FoamError(f"{len(figures)} factors: the trace has {len(self.labels)}")
-        for label, ours in zip(self.labels, figures):
+    def factors(self, step: int, statistics: List[Dict[str, Any]]) -> None:
+        if len(statistics) != len(self.labels):
+            raise FoamError(f"{len(statistics)} factors: the trace has {len(self.labels)}")
+        for label, ours in zip(self.labels, statistics):
             self._series(label, step, ours)
             self._counters(label, step, ours)
 

@@ -1,4 +1,4 @@
-"""The figures of every factor, read out of a state."""
+"""The statistics of every factor, read out of a state."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ NO_PART, NOT_FINITE, OVERFLOWED, FELL_BACK = 1, 2, 4, 8
 
 
 def foam_stats(state: Any) -> Dict[str, Any]:
-    """The figures of an optimizer state, or of every FOAM state within one.
+    """The statistics of an optimizer state, or of every FOAM state within one.
 
     Returns a dict: ``steps``, ``skipped_steps``, ``params``, ``blocks``, the sums of all counters (``checks`` is what
     stale Shampoo would have spent on eigendecompositions, ``evd_calls`` what was spent, ``evd_rate`` their quotient),
@@ -112,8 +112,8 @@ def _states(tree: Any) -> List[Any]:
     return [part if isinstance(part, ScaleByFoamState) else ScaleByFoamState(**part) for part in found]
 
 
-def _rate(figures: Mapping[str, Any]) -> float:
-    return figures["evd_calls"] / figures["checks"] if figures["checks"] else 0.0
+def _rate(statistics: Mapping[str, Any]) -> float:
+    return statistics["evd_calls"] / statistics["checks"] if statistics["checks"] else 0.0
 
 
 class _Reader:
@@ -138,7 +138,7 @@ class _Reader:
         return self.factors()
 
     def factors(self) -> List[Dict[str, Any]]:
-        """The figures of every factor, ordered by parameter, block and axis."""
+        """The statistics of every factor, ordered by parameter, block and axis."""
         found = []
         for key, stack in self.layout["stacks"].items():
             own = self.state.stacks[key]
@@ -164,14 +164,14 @@ def _factors(name: str, place: List[int], stack: Dict[str, Any], words: Any, rep
     for axis, side in enumerate(stack["dims"]):
         gauges = words[axis, : 2 * len(GAUGES)].view("<f8")
         counters = words[axis, 2 * len(GAUGES) :].view("<i8")
-        figures: Dict[str, Any] = {"param": name, "param_index": place[0], "block": place[1], "axis": axis, "dim": side}
-        figures.update(root=stack["root"], epsilon_base=stack["epsilon_base"][axis], replica=replica)
-        figures.update(zip(GAUGES, map(float, gauges)))
-        figures.update(zip(COUNTERS, map(int, counters)))
-        figures["branch"] = _structs.BRANCHES[figures["branch"]]
-        figures["has_basis"] = bool(figures["has_basis"])
-        figures["evd_rate"] = _rate(figures)
-        yield figures
+        statistics: Dict[str, Any] = {"param": name, "param_index": place[0], "block": place[1], "axis": axis, "dim": side}
+        statistics.update(root=stack["root"], epsilon_base=stack["epsilon_base"][axis], replica=replica)
+        statistics.update(zip(GAUGES, map(float, gauges)))
+        statistics.update(zip(COUNTERS, map(int, counters)))
+        statistics["branch"] = _structs.BRANCHES[statistics["branch"]]
+        statistics["has_basis"] = bool(statistics["has_basis"])
+        statistics["evd_rate"] = _rate(statistics)
+        yield statistics
 
 
 def _whole(array: Any) -> Any:

@@ -23,7 +23,7 @@ struct Problem {
 }
 
 impl Problem {
-    /// Bytes of device and host workspace. The figures are made up; that they grow with the problem is what
+    /// Bytes of device and host workspace. The numbers are made up; that they grow with the problem is what
     /// a caller must get right.
     fn workspace(&self) -> (usize, usize) {
         let (n, size) = (self.a.rows, self.a.real.size());

@@ -1,0 +1,17 @@
+//! The algorithm: golden traces, the paper's values, a naive optimizer to compare with, properties, and what a step does
+//! with any parameter.
+
+mod support;
+#[path = "support/golden/mod.rs"]
+mod traces;
+
+mod absent;
+mod api;
+mod certified;
+mod dtypes;
+mod golden;
+mod paper;
+mod properties;
+mod reference;
+mod robust;
+mod scale;
