@@ -2,23 +2,24 @@
 //! what is decided about a factor at a check is in [`super::policy`].
 
 use crate::engine::plan::{Array, SlotKind};
+use crate::error::Result;
+use crate::memory::push;
 use crate::tensor::Precision;
 
 /// Statistic, basis, spectrum and inverse root of every axis; kind by kind, axis by axis.
-pub fn arrays(dims: &[usize], statistic: Precision, work: Precision) -> Vec<Array> {
+pub fn arrays(dims: &[usize], statistic: Precision, work: Precision, arrays: &mut Vec<Array>) -> Result<()> {
     let kinds = [
         (SlotKind::Statistic, statistic),
         (SlotKind::Basis, statistic),
         (SlotKind::Spectrum, statistic),
         (SlotKind::InverseRoot, work),
     ];
-    let mut arrays = Vec::with_capacity(4 * dims.len());
     for (kind, precision) in kinds {
         for (axis, dim) in dims.iter().enumerate() {
             let square = [*dim, *dim];
             let tail = if kind == SlotKind::Spectrum { &square[..1] } else { &square[..] };
-            arrays.push(Array::numbers(kind, Some(axis), precision, tail));
+            push(arrays, Array::numbers(kind, Some(axis), precision, tail)?, "the plan of blocks")?;
         }
     }
-    arrays
+    Ok(())
 }
