@@ -220,9 +220,9 @@ unsafe fn perform(
     }
     let mut session = cache::take(&config, &stack)?;
     let sink = LogSink { callback: raw.log, user: raw.log_user };
-    session.set_log(move |level, message| sink.line(level, message))?;
+    let outcome = session.set_log(move |level, message| sink.line(level, message));
     // SAFETY: the caller's contract.
-    let outcome = unsafe { run(verb, &mut session, &stack, &args, config.lr) };
+    let outcome = outcome.and_then(|()| unsafe { run(verb, &mut session, &stack, &args, config.lr) });
     cache::give(session);
     outcome
 }

@@ -2,6 +2,7 @@
 //! and the test that a result must pass.
 
 use super::real::Real;
+use crate::error::{Error, Result};
 use crate::memory::{filled, listed};
 use faer::diag::DiagMut;
 use faer::dyn_stack::{MemBuffer, MemStack, StackReq};
@@ -48,36 +49,39 @@ pub(super) fn decompose<S: Real>(a: &[S], spectrum: &mut [S], basis: &mut [S], s
 }
 
 /// A in double precision, scaled to norm one, with faer's own parameters.
-pub(super) fn decompose_double(a: &[f64], n: usize) -> Option<Eigen> {
+pub(super) fn decompose_double(a: &[f64], n: usize) -> Result<Option<Eigen>> {
     // faer's divide and conquer has absolute cutoffs: a matrix far below norm one loses its digits.
-    let (scaled, norm) = unit(a)?;
+    let Some((scaled, norm)) = unit(a)? else { return Ok(None) };
     let params = Spec::new(<SelfAdjointEvdParams as Auto<f64>>::auto());
     let need = self_adjoint_evd_scratch::<f64>(n, ComputeEigenvectors::Yes, Par::Seq, params);
-    let mut scratch = MemBuffer::try_new(need).ok()?;
+    let mut scratch = MemBuffer::try_new(need).map_err(|_| refused(need))?;
     let (mut spectrum, mut basis) = (zeros(n)?, zeros(n * n)?);
-    self_adjoint_evd(
+    let done = self_adjoint_evd(
         MatRef::from_column_major_slice(&scaled, n, n),
         DiagMut::from_slice_mut(&mut spectrum),
         Some(MatMut::from_column_major_slice_mut(&mut basis, n, n)),
         Par::Seq,
         MemStack::new(&mut scratch),
         params,
-    )
-    .ok()?;
+    );
+    if done.is_err() {
+        return Ok(None);
+    }
     spectrum.iter_mut().for_each(|d| *d *= norm);
-    Some(Eigen { spectrum, basis })
+    Ok(Some(Eigen { spectrum, basis }))
 }
 
 /// The singular value decomposition: for a positive semidefinite A its left vectors are a basis. The
 /// spectrum is the Rayleigh quotients, which keep the sign of an eigenvalue that rounding made negative.
-pub(super) fn decompose_svd(a: &[f64], n: usize) -> Option<Eigen> {
-    let (scaled, norm) = unit(a)?;
+pub(super) fn decompose_svd(a: &[f64], n: usize) -> Result<Option<Eigen>> {
+    let Some((scaled, norm)) = unit(a)? else { return Ok(None) };
     let params = Spec::default();
     let (yes, no) = (ComputeSvdVectors::Full, ComputeSvdVectors::No);
-    let mut scratch = MemBuffer::try_new(svd_scratch::<f64>(n, n, yes, no, Par::Seq, params)).ok()?;
+    let need = svd_scratch::<f64>(n, n, yes, no, Par::Seq, params);
+    let mut scratch = MemBuffer::try_new(need).map_err(|_| refused(need))?;
     let (mut values, mut basis, mut image) = (zeros(n)?, zeros(n * n)?, zeros(n)?);
     let matrix = MatRef::from_column_major_slice(&scaled, n, n);
-    svd(
+    let done = svd(
         matrix,
         DiagMut::from_slice_mut(&mut values),
         Some(MatMut::from_column_major_slice_mut(&mut basis, n, n)),
@@ -85,28 +89,34 @@ pub(super) fn decompose_svd(a: &[f64], n: usize) -> Option<Eigen> {
         Par::Seq,
         MemStack::new(&mut scratch),
         params,
-    )
-    .ok()?;
+    );
+    if done.is_err() {
+        return Ok(None);
+    }
     for (value, q) in values.iter_mut().zip(basis.chunks_exact(n)) {
         product(&scaled, q, &mut image);
         *value = norm * image.iter().zip(q).map(|(x, y)| x * y).sum::<f64>();
     }
-    Some(Eigen { spectrum: values, basis })
+    Ok(Some(Eigen { spectrum: values, basis }))
 }
 
-fn unit(a: &[f64]) -> Option<(Vec<f64>, f64)> {
+fn unit(a: &[f64]) -> Result<Option<(Vec<f64>, f64)>> {
     let norm = a.iter().map(|x| x.abs()).fold(0.0, f64::max);
     if !(norm.is_finite() && norm > 0.0) {
-        return None;
+        return Ok(None);
     }
-    Some((listed(a.iter().map(|x| x / norm), DECOMPOSITION).ok()?, norm))
+    Ok(Some((listed(a.iter().map(|x| x / norm), DECOMPOSITION)?, norm)))
 }
 
 /// What the memory of a decomposition is called in errors.
 const DECOMPOSITION: &str = "a decomposition";
 
-fn zeros(count: usize) -> Option<Vec<f64>> {
-    filled(0.0, count, DECOMPOSITION).ok()
+fn zeros(count: usize) -> Result<Vec<f64>> {
+    filled(0.0, count, DECOMPOSITION)
+}
+
+fn refused(need: StackReq) -> Error {
+    Error::out_of_memory(DECOMPOSITION, need.unaligned_bytes_required() as u128)
 }
 
 /// y = A·x for a column-major A.

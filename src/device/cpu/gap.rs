@@ -2,7 +2,7 @@
 //! double precision against what is in use.
 
 use super::evd;
-use super::product::{Span2, multiply};
+use super::product::{self, Span2, multiply};
 use crate::error::{Error, Kind, Result};
 use crate::memory::{copied, filled, listed};
 
@@ -20,6 +20,7 @@ pub struct InUse<'a> {
 
 /// ‖(L+ε)^(−1/p) − (L̂+ε)^(−1/p)‖_F / ‖(L̂+ε)^(−1/p)‖_F, for L the statistic times `scale`.
 pub fn exact_gap(factor: &InUse, scale: f64, epsilon: f64) -> Result<f64> {
+    product::ready()?;
     let n = factor.spectrum.len();
     let lower = |k: usize| (k % n).max(k / n) + (k % n).min(k / n) * n;
     let fresh = listed((0..n * n).map(|k| factor.statistic[lower(k)] * scale), MATRIX)?;
@@ -29,10 +30,13 @@ pub fn exact_gap(factor: &InUse, scale: f64, epsilon: f64) -> Result<f64> {
         ideal.iter_mut().step_by(n + 1).for_each(|x| *x = epsilon.powf(-factor.exponent));
         ideal
     } else {
-        let eigen =
-            evd::decompose_double(&fresh, n).or_else(|| evd::decompose_svd(&fresh, n)).ok_or_else(|| {
-                Error::new(Kind::NoConvergence, "the exact eigendecomposition did not converge")
-            })?;
+        let eigen = match evd::decompose_double(&fresh, n)? {
+            Some(eigen) => Some(eigen),
+            None => evd::decompose_svd(&fresh, n)?,
+        };
+        let eigen = eigen.ok_or_else(|| {
+            Error::new(Kind::NoConvergence, "the exact eigendecomposition did not converge")
+        })?;
         inverse_root(&eigen.basis, &eigen.spectrum, epsilon, factor.exponent)?
     };
     let squares: f64 = ideal.iter().zip(&in_use).map(|(x, y)| (x - y) * (x - y)).sum();

@@ -373,6 +373,9 @@ impl Device for Cpu {
     }
 
     unsafe fn bind(&mut self, binding: &Binding) -> Result<()> {
+        if !self.shared.plan.factors.is_empty() {
+            product::ready()?;
+        }
         if self.own.is_none() {
             let (start, bytes) = (binding.workspace.0 as *mut u8, binding.workspace.1);
             let need = self.workspace_bytes();

@@ -15,7 +15,7 @@
 
 use super::thread::Thread;
 use crate::error::Result;
-use crate::memory::{Counted, boxed, reserved};
+use crate::memory::{Counted, boxed, probe, reserved};
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::null_mut;
@@ -35,7 +35,7 @@ static POOLS: AtomicPtr<Pool> = AtomicPtr::new(null_mut());
 impl Workers {
     /// A share in the pool of `threads` threads; 0 means one for each core.
     pub fn new(threads: usize) -> Result<Workers> {
-        let threads = if threads == 0 { cores() } else { threads };
+        let threads = if threads == 0 { cores()? } else { threads };
         let mut made: Option<Box<Pool>> = None;
         loop {
             let first = POOLS.load(Ordering::Acquire);
@@ -98,9 +98,13 @@ fn find(first: *const Pool, threads: usize) -> Option<&'static Pool> {
 }
 
 /// The cores of the machine, asked once: a workspace's size depends on it.
-fn cores() -> usize {
+fn cores() -> Result<usize> {
     static CORES: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
-    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, |n| n.get()))
+    if CORES.get().is_none() {
+        // The standard library reads the limits of the process into memory that it cannot be refused.
+        probe(1 << 20, "the number of cores")?;
+    }
+    Ok(*CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, |n| n.get())))
 }
 
 /// One pool. What runs belongs to whoever took it.
@@ -322,6 +326,10 @@ fn serve(shared: &Shared, worker: usize) {
             return;
         }
         let Some(job) = queue.job else { continue };
+        // Without memory for products this one sits the job out; the others, or the caller, do it all.
+        if super::product::ready().is_err() {
+            continue;
+        }
         queue.active += 1;
         drop(queue);
         if catch_unwind(AssertUnwindSafe(|| work(&job, worker))).is_err() {

@@ -12,6 +12,7 @@ use super::{Cpu, Places, Precision, Shared};
 use crate::config::InjectFault;
 use crate::device::{RefreshOrder, Refreshed, Rung};
 use crate::engine::rules::Rules;
+use crate::error::Result;
 use crate::memory::listed;
 use std::cell::Cell;
 
@@ -142,7 +143,7 @@ fn climb_scaled<S: Real>(a: &[S], q: &mut [S], fault: InjectFault, scratch: &mut
             return Rung::Chosen;
         }
     }
-    type Path = fn(&[f64], usize) -> Option<Eigen>;
+    type Path = fn(&[f64], usize) -> Result<Option<Eigen>>;
     let paths: [(Rung, bool, Path); 2] = [
         (Rung::Double, matches!(fault, EvdDouble | EvdAll), evd::decompose_double),
         (Rung::Svd, fault == EvdAll, evd::decompose_svd),
@@ -152,7 +153,10 @@ fn climb_scaled<S: Real>(a: &[S], q: &mut [S], fault: InjectFault, scratch: &mut
         return Rung::Stale;
     };
     for (rung, fails, path) in paths {
-        let Some(eigen) = path(&wide, n).filter(|_| !fails) else { continue };
+        let Ok(Some(eigen)) = path(&wide, n) else { continue };
+        if fails {
+            continue;
+        }
         if evd::is_sound(&wide, &eigen.spectrum, &eigen.basis, &mut scratch.room) {
             q.iter_mut().zip(&eigen.basis).for_each(|(q, x)| *q = S::of(*x));
             scratch.vector.copy_from_slice(&eigen.spectrum);
