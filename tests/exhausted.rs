@@ -3,112 +3,25 @@
 //! little beside the state; and what is no checkpoint costs nothing. One test, in a program of its own, because the
 //! allocator is the whole process's.
 
+#[path = "support/scarce.rs"]
+mod scarce;
 mod support;
 
 use foam::abi::*;
 use foam::{Config, Gradient, Optimizer, Param, TensorMut};
-use std::alloc::{GlobalAlloc, Layout, System};
+use scarce::{ARMED, CALLS, LARGEST, SHOWS, Scarce, peak, with_refusal};
 use std::ffi::CString;
 use std::mem::{MaybeUninit, size_of};
 use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
-use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use support::model::{Model, Spec, configuration};
 use support::random::Random;
 use support::stack::{I32, Room, Shape, Stack};
 use support::tensor::{Dtype, Tensor};
 
-/// The system's allocator, which counts while it is told to, and refuses one allocation, or all from one on.
-struct Scarce;
-
-static ARMED: AtomicBool = AtomicBool::new(false);
-static STAYS_EMPTY: AtomicBool = AtomicBool::new(false);
-/// Allocations until one is refused.
-static LEFT: AtomicIsize = AtomicIsize::new(0);
-/// A larger allocation than this is always refused, as on a machine with less memory.
-static LARGEST: AtomicIsize = AtomicIsize::new(isize::MAX);
-/// Allocations in all.
-static CALLS: AtomicIsize = AtomicIsize::new(0);
-static HELD: AtomicIsize = AtomicIsize::new(0);
-static PEAK: AtomicIsize = AtomicIsize::new(0);
-
-fn refuses() -> bool {
-    if !ARMED.load(SeqCst) {
-        return false;
-    }
-    let left = LEFT.fetch_sub(1, SeqCst);
-    let refused = left == 0 || (left < 0 && STAYS_EMPTY.load(SeqCst));
-    if refused && SHOWS.load(SeqCst) {
-        ARMED.store(false, SeqCst);
-        eprintln!("refused:\n{}", std::backtrace::Backtrace::force_capture());
-        ARMED.store(true, SeqCst);
-    }
-    refused
-}
-
-/// Shows where every refused allocation was asked for: FOAM_SHOW_REFUSED=1.
-static SHOWS: AtomicBool = AtomicBool::new(false);
-
-fn holds(change: isize) {
-    if ARMED.load(SeqCst) {
-        PEAK.fetch_max(HELD.fetch_add(change, SeqCst) + change, SeqCst);
-    }
-}
-
-// SAFETY: everything is handed to the system's allocator as it came, or refused with a null pointer.
-unsafe impl GlobalAlloc for Scarce {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        CALLS.fetch_add(1, SeqCst);
-        // The products' library takes its pages on every thread once, right after they were asked for and given back;
-        // it has no way to be refused.
-        if layout.align() == 4096 {
-            // SAFETY: the caller's contract.
-            return unsafe { System.alloc(layout) };
-        }
-        if refuses() || layout.size() as isize > LARGEST.load(SeqCst) {
-            return null_mut();
-        }
-        holds(layout.size() as isize);
-        // SAFETY: the caller's contract.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn realloc(&self, data: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        if refuses() {
-            return null_mut();
-        }
-        holds(size as isize - layout.size() as isize);
-        // SAFETY: the caller's contract.
-        unsafe { System.realloc(data, layout, size) }
-    }
-
-    unsafe fn dealloc(&self, data: *mut u8, layout: Layout) {
-        holds(-(layout.size() as isize));
-        // SAFETY: the caller's contract.
-        unsafe { System.dealloc(data, layout) }
-    }
-}
-
 #[global_allocator]
 static ALLOCATOR: Scarce = Scarce;
-
-/// The status of a call whose allocation `number` is refused, and whether it got that far.
-fn with_refusal(number: isize, stays_empty: bool, call: &dyn Fn() -> foam_status) -> (foam_status, bool) {
-    LEFT.store(number, SeqCst);
-    STAYS_EMPTY.store(stays_empty, SeqCst);
-    ARMED.store(true, SeqCst);
-    let status = call();
-    ARMED.store(false, SeqCst);
-    (status, LEFT.load(SeqCst) < 0)
-}
-
-/// The most bytes that a call held at once.
-fn peak(call: &dyn Fn() -> foam_status) -> (foam_status, isize) {
-    HELD.store(0, SeqCst);
-    PEAK.store(0, SeqCst);
-    let (status, _) = with_refusal(isize::MAX, false, call);
-    (status, PEAK.load(SeqCst))
-}
 
 const OPTIONS: &str =
     "policy=foam check_period=2 beta2=0.8 max_factor_dim=64 merge_dims=false momentum=0.5 num_threads=1";
@@ -330,47 +243,45 @@ fn steps() {
         ("foam_certified", 1, "none"),
     ];
     for (policy, threads, fault) in cases {
-        {
-            for before in if policy == "foam" { 1..3 } else { 3..4 } {
-                let options = format!(
-                    "{OPTIONS} policy={policy} num_threads={threads} inject_fault={fault} inject_fault_step=1"
-                );
-                let mut model = Model::new("reference", &options, &specs);
-                let mut random = Random::new(1);
-                let mut tensors =
-                    || specs.iter().map(|s| s.tensor(&random.normals(s.elements()))).collect::<Vec<_>>();
-                let mut params = tensors();
-                (0..before).for_each(|_| model.step(&mut params, &tensors()));
-                let saved = model.save();
-                drop(model);
-                // Every attempt is the first of a handle of its own, on threads of its own.
-                let (mut expected, first) = (None, arguments(&specs, 2).own);
-                for stays_empty in [false, true] {
-                    for number in 0.. {
-                        let mut model = Model::new("reference", &options, &specs);
-                        model.load(&saved).unwrap();
-                        let step = arguments(&specs, 2);
-                        // SAFETY: a live handle, and tensors that live as long as the arguments.
-                        let call = || unsafe { foam_step(model.handle(), &step.args, null_mut()) };
-                        let (status, reached) = with_refusal(number, stays_empty, &call);
-                        let case = format!("{options}, step {}, allocation {number}", before + 1);
-                        if status == FOAM_OUT_OF_MEMORY {
-                            assert!(step.own == first && model.save() == saved, "{case}: changed");
-                        } else {
-                            assert_eq!(status, FOAM_OK, "{case}");
-                            // A rung that no memory is left for fails like any other; all else is done as always.
-                            let is_same =
-                                expected.as_ref().is_none_or(|e| *e == (step.own.clone(), model.save()));
-                            assert!(fault != "none" || is_same, "{case}: another result");
-                            if fault == "none" {
-                                expected = Some((step.own.clone(), model.save()));
-                            }
+        for before in if policy == "foam" { 1..3 } else { 3..4 } {
+            let options = format!(
+                "{OPTIONS} policy={policy} num_threads={threads} inject_fault={fault} inject_fault_step=1"
+            );
+            let mut model = Model::new("reference", &options, &specs);
+            let mut random = Random::new(1);
+            let mut tensors =
+                || specs.iter().map(|s| s.tensor(&random.normals(s.elements()))).collect::<Vec<_>>();
+            let mut params = tensors();
+            (0..before).for_each(|_| model.step(&mut params, &tensors()));
+            let saved = model.save();
+            drop(model);
+            // Every attempt is the first of a handle of its own, on threads of its own.
+            let (mut expected, first) = (None, arguments(&specs, 2).own);
+            for stays_empty in [false, true] {
+                for number in 0.. {
+                    let mut model = Model::new("reference", &options, &specs);
+                    model.load(&saved).unwrap();
+                    let step = arguments(&specs, 2);
+                    // SAFETY: a live handle, and tensors that live as long as the arguments.
+                    let call = || unsafe { foam_step(model.handle(), &step.args, null_mut()) };
+                    let (status, reached) = with_refusal(number, stays_empty, &call);
+                    let case = format!("{options}, step {}, allocation {number}", before + 1);
+                    if status == FOAM_OUT_OF_MEMORY {
+                        assert!(step.own == first && model.save() == saved, "{case}: changed");
+                    } else {
+                        assert_eq!(status, FOAM_OK, "{case}");
+                        // A rung that no memory is left for fails like any other; all else is done as always.
+                        let is_same =
+                            expected.as_ref().is_none_or(|e| *e == (step.own.clone(), model.save()));
+                        assert!(fault != "none" || is_same, "{case}: another result");
+                        if fault == "none" {
+                            expected = Some((step.own.clone(), model.save()));
                         }
-                        if !reached {
-                            break;
-                        }
-                        assert!(number < 500, "{case}");
                     }
+                    if !reached {
+                        break;
+                    }
+                    assert!(number < 500, "{case}");
                 }
             }
         }

@@ -95,6 +95,15 @@ pub(super) fn panic_error(payload: &(dyn std::any::Any + Send)) -> Error {
     Error::new(Kind::Panic, format!("internal panic: {said}"))
 }
 
+/// The `struct_size` that a caller set, wherever the struct lies: packed structs and byte buffers are not aligned.
+///
+/// # Safety
+/// `source` points to a struct that starts with it.
+pub(super) unsafe fn size_of_struct<T>(source: *const T) -> u32 {
+    // SAFETY: the caller's contract.
+    unsafe { source.cast::<u32>().read_unaligned() }
+}
+
 /// Reads a caller's struct of any size: a shorter one is completed with defaults, a longer one is
 /// accepted if what this library does not know is all zero. A field of which only a part is there has its default.
 ///
@@ -105,7 +114,7 @@ pub(super) unsafe fn read_struct<T: AbiStruct>(source: *const T, argument: &str)
         return Err(Error::invalid(format!("{argument} is NULL; expected a {}", T::NAME)));
     }
     // SAFETY: the first field is `struct_size`.
-    let size = unsafe { source.cast::<u32>().read_unaligned() } as usize;
+    let size = unsafe { size_of_struct(source) } as usize;
     check_size::<T>(size, argument)?;
     let mut value = T::defaults();
     // SAFETY: both sides have that many bytes, and every bit pattern is a value of `T`.

@@ -409,7 +409,7 @@ pub unsafe extern "C" fn foam_config_set(
                 allocator_user: raw.allocator_user,
                 ..from_config(&parsed)
             };
-            boundary::write_struct(config, (*config).struct_size, changed)
+            boundary::write_struct(config, boundary::size_of_struct(config), changed)
         })
     }
 }

@@ -228,7 +228,7 @@ pub(super) unsafe fn read_params(params: *const foam_param, count: usize) -> Res
         return Err(Error::invalid(format!("params is NULL; expected {count} foam_param")));
     }
     // SAFETY: the array has at least one element, whose first field is its size.
-    let stride = unsafe { (*params).struct_size } as usize;
+    let stride = unsafe { boundary::size_of_struct(params) } as usize;
     let mut specs = Vec::new();
     specs
         .try_reserve_exact(count)

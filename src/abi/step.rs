@@ -206,14 +206,15 @@ unsafe fn read_tensors(args: &foam_step_args, inner: &mut Inner) -> Result<()> {
     scratch.extents.clear();
     for (index, param) in plan.params.iter().enumerate() {
         // SAFETY: the caller gives `count` tensors in each list.
-        let (own, grad) = unsafe { (&*args.params.add(index), &*args.grads.add(index)) };
+        let (own, grad) =
+            unsafe { (args.params.add(index).read_unaligned(), args.grads.add(index).read_unaligned()) };
         // SAFETY: the caller's contract.
         let read = unsafe {
-            let own = read_tensor(own, param, "parameter", Some(param.spec.dtype), device);
+            let own = read_tensor(&own, param, "parameter", Some(param.spec.dtype), device);
             let grad = if grad.data.is_null() {
                 Ok(None)
             } else {
-                read_tensor(grad, param, "gradient of parameter", None, device).map(Some)
+                read_tensor(&grad, param, "gradient of parameter", None, device).map(Some)
             };
             own.and_then(|own| Ok((own, grad?)))
         };
