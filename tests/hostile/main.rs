@@ -26,6 +26,7 @@ mod support;
 mod tier;
 
 mod calls;
+mod corpus;
 mod files;
 mod floats;
 mod guarded;
@@ -70,6 +71,7 @@ struct Part {
 
 const PARTS: &[Part] = &[
     Part { name: "calls", share: 4.0, kind: Kind::Case(calls::case) },
+    Part { name: "corpus", share: 1.0, kind: Kind::Case(corpus::case) },
     Part { name: "memory", share: 3.0, kind: Kind::Case(memory::case) },
     Part { name: "limits", share: 1.0, kind: Kind::Case(limits::case) },
     Part { name: "kill", share: 1.5, kind: Kind::Case(files::kill) },
