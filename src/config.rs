@@ -197,7 +197,7 @@ impl Config {
 
     /// The text form of option `key`.
     pub fn get(&self, key: &str) -> Result<String> {
-        Ok(options::find(key)?.read(self))
+        options::find(key)?.value(self)
     }
 
     /// This configuration with one option changed, as a live optimizer may take it over: the option is one that

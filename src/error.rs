@@ -55,28 +55,54 @@ pub struct Error {
     pub message: String,
 }
 
+/// What an error says: as much of it as memory allows.
+pub(crate) trait Message {
+    /// The text.
+    fn message(self) -> String;
+}
+
+impl Message for String {
+    fn message(self) -> String {
+        self
+    }
+}
+
+impl Message for &str {
+    fn message(self) -> String {
+        format!("{self}")
+    }
+}
+
 /// The result of everything that can fail.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
     /// An error of `kind` that says `message`.
-    pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Error { kind, place: Place::default(), native_code: 0, message: message.into() }
+    pub(crate) fn new(kind: Kind, message: impl Message) -> Self {
+        Error { kind, place: Place::default(), native_code: 0, message: message.message() }
     }
 
     /// An [`Kind::InvalidArgument`] error.
-    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+    pub(crate) fn invalid(message: impl Message) -> Self {
         Error::new(Kind::InvalidArgument, message)
     }
 
     /// A [`Kind::BadCheckpoint`] error.
-    pub(crate) fn checkpoint(message: impl Into<String>) -> Self {
+    pub(crate) fn checkpoint(message: impl Message) -> Self {
         Error::new(Kind::BadCheckpoint, message)
     }
 
     /// An [`Kind::OutOfMemory`] error for a request of `bytes`.
     pub(crate) fn out_of_memory(what: &str, bytes: u128) -> Self {
         Error::new(Kind::OutOfMemory, format!("out of memory: {what} needs {bytes} bytes"))
+    }
+
+    /// The same error, with more to say.
+    pub(crate) fn saying(mut self, more: &str) -> Self {
+        if self.message.try_reserve(more.len()).is_ok() {
+            self.message.push_str(more);
+        }
+        self
     }
 
     /// The same error, at a parameter.

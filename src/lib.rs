@@ -55,6 +55,11 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 #![warn(clippy::undocumented_unsafe_blocks)]
 
+/// As the standard library's, but as much of the text as memory allows: no message aborts the process.
+macro_rules! format {
+    ($($text:tt)*) => { $crate::memory::text(format_args!($($text)*)) };
+}
+
 pub mod abi;
 mod api;
 mod checkpoint;

@@ -152,7 +152,7 @@ pub unsafe extern "C" fn foam_blocks(
 /// The list is as its arguments say.
 unsafe fn write_blocks(plan: &Plan, list: List<foam_block_info>) -> Result<()> {
     let words = |block: &BlockPlan| 4 * (CLOCK_WORDS + RECORD_WORDS * block.factors.len()) as u64;
-    let mut state_bytes: Vec<u64> = plan.blocks.iter().map(words).collect();
+    let mut state_bytes = crate::memory::listed(plan.blocks.iter().map(words), "the list of blocks")?;
     for slot in &plan.slots {
         state_bytes[slot.block] += slot.bytes() as u64;
     }
@@ -177,6 +177,7 @@ unsafe fn write_blocks(plan: &Plan, list: List<foam_block_info>) -> Result<()> {
             block.factors.is_empty(),
         );
         let next = stacks.len() as i64;
+        stacks.try_reserve(1).map_err(|_| Error::out_of_memory("the list of blocks", 0))?;
         let sides: u64 = block.dims.iter().map(|dim| *dim as u64).sum();
         let cubes =
             block.dims.iter().fold(0u64, |sum, dim| sum.saturating_add((*dim as u64).saturating_pow(3)));

@@ -4,7 +4,9 @@
 use super::float_env;
 use super::status::{self, FOAM_OK, foam_error, foam_status};
 use crate::error::{Error, Kind, Result};
+use crate::memory::{reserved, tried};
 use libc::c_char;
+use std::borrow::Cow;
 use std::ffi::CStr;
 use std::mem::size_of;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -87,10 +89,19 @@ pub(super) unsafe fn finish(error: *mut foam_error, outcome: Result<()>) -> foam
 pub(super) fn panic_error(payload: &(dyn std::any::Any + Send)) -> Error {
     let said = payload
         .downcast_ref::<&str>()
-        .map(|s| s.to_string())
-        .or_else(|| payload.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "no message".to_string());
+        .copied()
+        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message");
     Error::new(Kind::Panic, format!("internal panic: {said}"))
+}
+
+/// The `struct_size` that a caller set, wherever the struct lies: packed structs and byte buffers are not aligned.
+///
+/// # Safety
+/// `source` points to a struct that starts with it.
+pub(super) unsafe fn size_of_struct<T>(source: *const T) -> u32 {
+    // SAFETY: the caller's contract.
+    unsafe { source.cast::<u32>().read_unaligned() }
 }
 
 /// Reads a caller's struct of any size: a shorter one is completed with defaults, a longer one is
@@ -103,7 +114,7 @@ pub(super) unsafe fn read_struct<T: AbiStruct>(source: *const T, argument: &str)
         return Err(Error::invalid(format!("{argument} is NULL; expected a {}", T::NAME)));
     }
     // SAFETY: the first field is `struct_size`.
-    let size = unsafe { source.cast::<u32>().read_unaligned() } as usize;
+    let size = unsafe { size_of_struct(source) } as usize;
     check_size::<T>(size, argument)?;
     let mut value = T::defaults();
     // SAFETY: both sides have that many bytes, and every bit pattern is a value of `T`.
@@ -205,7 +216,7 @@ pub(super) unsafe fn write_list<T: AbiStruct>(
         )));
     }
     // The items first: one that cannot be described leaves the caller's memory alone.
-    let made = (0..total).map(&mut item).collect::<Result<Vec<T>>>()?;
+    let made = tried((0..total).map(&mut item), "the list")?;
     for (place, value) in made.iter().enumerate() {
         // SAFETY: the caller gives `capacity` items of `item_size` bytes.
         unsafe {
@@ -252,6 +263,16 @@ pub(super) unsafe fn text<'a>(source: *const c_char, argument: &str) -> Result<&
     unsafe { CStr::from_ptr(source) }
         .to_str()
         .map_err(|_| Error::invalid(format!("{argument} is not valid UTF-8")))
+}
+
+/// A text with its final NUL, and spaces in place of others; if memory for it cannot be had, "out of memory".
+pub(super) fn c_text(text: &str) -> Cow<'static, [u8]> {
+    let Ok(mut bytes) = reserved(text.len() + 1, "a message") else {
+        return Cow::Borrowed(b"out of memory\0");
+    };
+    bytes.extend(text.bytes().map(|byte| if byte == 0 { b' ' } else { byte }));
+    bytes.push(0);
+    Cow::Owned(bytes)
 }
 
 /// Writes `text` with its final NUL into a caller's buffer, or refuses one that is too small.

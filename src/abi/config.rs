@@ -6,6 +6,7 @@ use super::status::{foam_error, foam_status};
 use crate::config::{Choice, Config, Device};
 use crate::device::gpu::cuda::probe;
 use crate::error::{Error, Result};
+use crate::memory::{joined, whole_joined};
 use crate::preconditioner::cadence;
 use libc::{c_char, c_void};
 
@@ -319,8 +320,8 @@ fn from_config(config: &Config) -> foam_config {
 
 fn choice<T: Choice>(key: &str, number: i32) -> Result<T> {
     T::from_number(number).ok_or_else(|| {
-        let known: Vec<String> = T::VALUES.iter().map(|v| format!("{} = {}", v.1.number(), v.0)).collect();
-        Error::invalid(format!("config.{key} = {number}: expected one of {}", known.join(", ")))
+        let known = joined(T::VALUES.iter().map(|v| format!("{} = {}", v.1.number(), v.0)), ", ");
+        Error::invalid(format!("config.{key} = {number}: expected one of {known}"))
     })
 }
 
@@ -447,7 +448,7 @@ pub unsafe extern "C" fn foam_config_set(
                 allocator_user: raw.allocator_user,
                 ..from_config(&parsed)
             };
-            boundary::write_struct(config, (*config).struct_size, changed)
+            boundary::write_struct(config, boundary::size_of_struct(config), changed)
         })
     }
 }
@@ -471,7 +472,7 @@ pub unsafe extern "C" fn foam_config_get(
         boundary::call(error, || {
             let parsed = to_config(&boundary::read_struct(config, "config")?)?;
             let text = if key.is_null() {
-                crate::config::OPTIONS.iter().map(|o| o.key).collect::<Vec<_>>().join(" ")
+                whole_joined(crate::config::OPTIONS.iter().map(|o| o.key), " ", "the keys")?
             } else {
                 parsed.get(boundary::text(key, "key")?)?
             };

@@ -10,11 +10,10 @@ use super::tensor::foam_dtype;
 use crate::engine::plan::ParamSpec;
 use crate::engine::{Level, Log, Optimizer};
 use crate::error::{Error, Kind, Result};
-use crate::memory::Allocator;
+use crate::memory::{Allocator, boxed, reserved, whole_text};
 use crate::tensor::{DType, Element};
 use libc::c_void;
 use std::cell::UnsafeCell;
-use std::ffi::CString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -128,9 +127,9 @@ impl LogSink {
             Level::Warning => FOAM_LOG_WARNING,
             Level::Info => FOAM_LOG_INFO,
         };
-        let text = CString::new(message.replace('\0', " ")).unwrap_or_default();
+        let text = boundary::c_text(message);
         // SAFETY: the caller promised a working callback.
-        unsafe { callback(self.user, level, text.as_ptr()) };
+        unsafe { callback(self.user, level, text.as_ptr().cast()) };
     }
 }
 
@@ -143,7 +142,7 @@ pub(super) fn element_type(dtype: foam_dtype) -> Option<DType> {
 /// A dtype for messages.
 pub(super) fn dtype_text(dtype: foam_dtype) -> String {
     match element_type(dtype) {
-        Some(known) => known.name().to_string(),
+        Some(known) => format!("{}", known.name()),
         None => format!("dtype {{code {}, bits {}, lanes {}}}", dtype.code, dtype.bits, dtype.lanes),
     }
 }
@@ -153,17 +152,18 @@ pub(super) const MAX_NDIM: i32 = 64;
 
 unsafe fn read_param(raw: &foam_param, index: usize) -> Result<ParamSpec> {
     let name = if raw.name.is_null() {
-        format!("param_{index}")
+        whole_text(format_args!("param_{index}"), "a name")?
     } else {
         // SAFETY: the caller's contract.
-        unsafe { boundary::text(raw.name, "name") }.map_err(|e| e.at(index))?.to_string()
+        let name = unsafe { boundary::text(raw.name, "name") }.map_err(|e| e.at(index))?;
+        whole_text(format_args!("{name}"), "a name")?
     };
     let refuse =
         |kind, what: String| Err(Error::new(kind, format!("parameter '{name}' ({index}): {what}")).at(index));
     if name.is_empty() {
         return refuse(
             Kind::InvalidArgument,
-            "name is empty; expected a name, or NULL for a made one".into(),
+            format!("name is empty; expected a name, or NULL for a made one"),
         );
     }
     if raw.flags & !FOAM_PARAM_GRAFTING_ONLY != 0 {
@@ -181,7 +181,7 @@ unsafe fn read_param(raw: &foam_param, index: usize) -> Result<ParamSpec> {
     if raw.shape.is_null() && raw.ndim > 0 {
         return refuse(Kind::InvalidArgument, format!("shape is NULL; expected {} sizes", raw.ndim));
     }
-    let mut shape = Vec::with_capacity(raw.ndim as usize);
+    let mut shape = reserved(raw.ndim as usize, "a shape")?;
     let mut elements = 1usize;
     for axis in 0..raw.ndim as usize {
         // SAFETY: the caller gives `ndim` sizes.
@@ -228,7 +228,7 @@ pub(super) unsafe fn read_params(params: *const foam_param, count: usize) -> Res
         return Err(Error::invalid(format!("params is NULL; expected {count} foam_param")));
     }
     // SAFETY: the array has at least one element, whose first field is its size.
-    let stride = unsafe { (*params).struct_size } as usize;
+    let stride = unsafe { boundary::size_of_struct(params) } as usize;
     let mut specs = Vec::new();
     specs
         .try_reserve_exact(count)
@@ -288,17 +288,18 @@ pub unsafe extern "C" fn foam_create(
             let raw = boundary::read_struct(config, "config")?;
             let specs = read_params(params, count)?;
             let sink = LogSink { callback: raw.log, user: raw.log_user };
-            let log: Log = Box::new(move |level, message| sink.line(level, message));
+            let log: Log = boxed(move |level: Level, message: &str| sink.line(level, message), "the log")?;
             let (config, allocator) = (to_config(&raw)?, read_allocator(&raw)?);
             config.validate()?;
             refuse_rates(&config, config.lr, specs.iter())?;
             let optimizer = Optimizer::new(config, specs, allocator, log)?;
-            let handle = Box::new(foam_optimizer {
+            let handle = foam_optimizer {
                 magic: AtomicU64::new(ALIVE),
                 busy: AtomicBool::new(false),
                 poisoned: AtomicBool::new(false),
-                inner: UnsafeCell::new(Inner { scratch: StepScratch::new(count), optimizer }),
-            });
+                inner: UnsafeCell::new(Inner { scratch: StepScratch::new(count)?, optimizer }),
+            };
+            let handle = boxed(handle, "the handle")?;
             *out = Box::into_raw(handle);
             Ok(())
         })

@@ -30,7 +30,7 @@ pub unsafe extern "C" fn foam_stats(
             if info.is_null() {
                 return Err(Error::invalid("info is NULL; expected a foam_stats_info to fill"));
             }
-            boundary::write_struct(info, (*info).struct_size, stats_of(&inner.optimizer))
+            boundary::write_struct(info, boundary::size_of_struct(info), stats_of(&inner.optimizer))
         })
     }
 }

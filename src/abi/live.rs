@@ -33,8 +33,7 @@ pub unsafe extern "C" fn foam_set_option(
             let (key, value) = (boundary::text(key, "key")?, boundary::text(value, "value")?);
             let config = inner.optimizer.config().changed(key, value)?;
             refuse_rates(&config, config.lr, inner.optimizer.plan().params.iter().map(|param| &param.spec))?;
-            inner.optimizer.set_config(config);
-            Ok(())
+            inner.optimizer.set_config(config)
         })
     }
 }
@@ -56,7 +55,7 @@ pub unsafe extern "C" fn foam_get_option(
     // SAFETY: the caller's contract.
     unsafe {
         enter(optimizer, Need::Statistics, error, |inner| {
-            let text = if key.is_null() { live_keys() } else { option(inner.optimizer.config(), key)? };
+            let text = if key.is_null() { live_keys()? } else { option(inner.optimizer.config(), key)? };
             boundary::put_text(&text, value, capacity)
         })
     }
@@ -67,7 +66,7 @@ unsafe fn option(config: &crate::config::Config, key: *const c_char) -> Result<S
     config.get(unsafe { boundary::text(key, "key")? })
 }
 
-fn live_keys() -> String {
+fn live_keys() -> Result<String> {
     let live = crate::config::OPTIONS.iter().filter(|option| option.is_live());
-    live.map(|option| option.key).collect::<Vec<_>>().join(" ")
+    crate::memory::whole_joined(live.map(|option| option.key), " ", "the keys")
 }

@@ -64,7 +64,7 @@ pub unsafe extern "C" fn foam_record_fields(
     unsafe {
         boundary::call(error, || {
             let list = List { items, item_size, capacity, count };
-            let fields: Vec<RecordField> = record_fields().collect();
+            let fields: Vec<RecordField> = crate::memory::listed(record_fields(), "the fields")?;
             boundary::write_list(list, fields.len(), |place| {
                 let field = fields[place];
                 let mut item = foam_record_field {

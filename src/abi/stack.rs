@@ -199,7 +199,7 @@ pub unsafe extern "C" fn foam_stack_layout(
             stack.validate(&config)?;
             let layout = stack.layout(&config)?;
             let list = List { items, item_size, capacity, count };
-            boundary::write_list(list, layout.len(), |place| Ok(describe(&layout[place], stack.count)))
+            boundary::write_list(list, layout.len(), |place| describe(&layout[place], stack.count))
         })
     }
 }
@@ -289,7 +289,7 @@ pub(super) unsafe fn read_stack(
     if raw.shape.is_null() {
         return refuse(format!("shape is NULL; expected {} sizes", raw.ndim));
     }
-    let mut dims = Vec::with_capacity(raw.ndim as usize);
+    let mut dims = crate::memory::reserved(raw.ndim as usize, "a shape")?;
     for axis in 0..raw.ndim as usize {
         // SAFETY: the caller gives `ndim` sizes.
         let size = unsafe { raw.shape.add(axis).read_unaligned() };
@@ -325,7 +325,7 @@ pub(super) fn dtype_of(element: Element) -> foam_dtype {
     foam_dtype { code, bits, lanes: 1 }
 }
 
-fn describe(array: &Array, count: usize) -> foam_stack_buffer {
+fn describe(array: &Array, count: usize) -> Result<foam_stack_buffer> {
     let kind = match array.content {
         Content::Clock => FOAM_STACK_CLOCK,
         Content::Record => FOAM_STACK_RECORD,
@@ -350,6 +350,6 @@ fn describe(array: &Array, count: usize) -> foam_stack_buffer {
     for (slot, size) in item.shape[1..].iter_mut().zip(&array.tail) {
         *slot = *size as i64;
     }
-    boundary::put_name(&mut item.name, &array.content.name());
-    item
+    boundary::put_name(&mut item.name, &array.content.name()?);
+    Ok(item)
 }

@@ -9,12 +9,12 @@ use super::stack::{foam_stack, read_stack};
 use super::status::{foam_error, foam_status};
 use super::tensor::foam_tensor;
 use crate::engine::cache;
-use crate::engine::ports::{Buffer, Port, Role, Verb, refuse_overlaps};
+use crate::engine::ports::{Buffer, Port, Verb, refuse_overlaps};
 use crate::engine::session::{Call, Session};
 use crate::engine::stack::Stack;
 use crate::error::{Error, Result};
+use crate::memory::tried;
 use libc::c_void;
-use std::sync::Arc;
 
 /// The block took no part: it is not active, or never accumulated.
 pub const FOAM_INFO_IDLE: i32 = 1;
@@ -220,9 +220,9 @@ unsafe fn perform(
     }
     let mut session = cache::take(&config, &stack)?;
     let sink = LogSink { callback: raw.log, user: raw.log_user };
-    session.set_log(move |level, message| sink.line(level, message));
+    let outcome = session.set_log(move |level, message| sink.line(level, message));
     // SAFETY: the caller's contract.
-    let outcome = unsafe { run(verb, &mut session, &stack, &args, config.lr) };
+    let outcome = outcome.and_then(|()| unsafe { run(verb, &mut session, &stack, &args, config.lr) });
     cache::give(session);
     outcome
 }
@@ -234,17 +234,14 @@ unsafe fn run(
     args: &foam_stack_args,
     lr: f64,
 ) -> Result<()> {
-    let mut ports = session.ports(verb, !args.params.is_null())?;
-    if args.active.is_null() && verb == Verb::Accumulate {
-        Arc::make_mut(&mut ports).inputs.retain(|port| port.role != Role::Active);
-    }
+    let ports = session.ports(verb, !args.params.is_null(), !args.active.is_null())?;
     let need = session.workspace_bytes();
     let arguments = Arguments { args, stack, layout: session.layout(), need, device: session.device_of() };
     arguments.check_lists()?;
     // SAFETY: the caller's contract.
     let (inputs, outputs) = unsafe {
         let read = |written: bool, ports: &[Port]| -> Result<Vec<Buffer>> {
-            ports.iter().map(|port| arguments.give(port, written)).collect()
+            tried(ports.iter().map(|port| arguments.give(port, written)), "the buffers")
         };
         (read(false, &ports.inputs)?, read(true, &ports.outputs)?)
     };

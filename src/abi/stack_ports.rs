@@ -130,18 +130,15 @@ pub unsafe extern "C" fn foam_stack_ports(
                 }
             };
             let layout = stack.layout(&config)?;
-            let ports = Ports::new(verb, &stack, &layout, with);
-            let all: Vec<foam_stack_port> =
-                ports
-                    .inputs
-                    .iter()
-                    .map(|port| describe(port, FOAM_PORT_READ, stack.count, Element::Real(stack.dtype)))
-                    .chain(ports.outputs.iter().map(|port| {
-                        describe(port, FOAM_PORT_WRITTEN, stack.count, Element::Real(stack.dtype))
-                    }))
-                    .collect();
+            let ports = Ports::new(verb, &stack, &layout, with)?;
+            let (read, own) = (ports.inputs.len(), Element::Real(stack.dtype));
             let list = List { items, item_size, capacity, count };
-            boundary::write_list(list, all.len(), |place| Ok(all[place]))
+            boundary::write_list(list, read + ports.outputs.len(), |place| {
+                Ok(match ports.inputs.get(place) {
+                    Some(port) => describe(port, FOAM_PORT_READ, stack.count, own),
+                    None => describe(&ports.outputs[place - read], FOAM_PORT_WRITTEN, stack.count, own),
+                })
+            })
         })
     }
 }
@@ -164,13 +161,13 @@ fn describe(port: &Port, flags: u32, count: usize, own: Element) -> foam_stack_p
     for (slot, size) in item.shape[1..].iter_mut().zip(&port.tail) {
         *slot = *size as i64;
     }
-    let mut elements = port.elements.clone();
     // The stack's own type is the one to choose where there is a choice.
-    elements.sort_by_key(|element| *element != own);
-    for (slot, element) in item.dtypes.iter_mut().zip(&elements) {
+    let (first, others) =
+        (port.elements.iter().filter(|e| **e == own), port.elements.iter().filter(|e| **e != own));
+    for (slot, element) in item.dtypes.iter_mut().zip(first.chain(others)) {
         *slot = dtype_of(*element);
     }
-    item.dtype_count = elements.len() as i32;
+    item.dtype_count = port.elements.len() as i32;
     boundary::put_name(&mut item.name, &port.name);
     item
 }

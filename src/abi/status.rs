@@ -129,7 +129,7 @@ pub(super) unsafe fn report(out: *mut foam_error, error: Option<&Error>) {
         return;
     }
     // SAFETY: the caller promises that the first field is readable.
-    let size = unsafe { (*out).struct_size } as usize;
+    let size = unsafe { super::boundary::size_of_struct(out) } as usize;
     let size = size.min(std::mem::size_of::<foam_error>());
     if size < ERROR_HEAD {
         return;

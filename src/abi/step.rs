@@ -12,6 +12,7 @@ use crate::config::Device;
 use crate::engine::plan::{ParamPlan, Plan};
 use crate::engine::{Outcome, StepOptions, Tensors};
 use crate::error::{Error, Kind, Result};
+use crate::memory::reserved;
 use crate::tensor::{DType, TensorRef};
 use libc::c_void;
 
@@ -93,12 +94,13 @@ struct Extent {
 }
 
 impl StepScratch {
-    pub fn new(count: usize) -> Self {
-        StepScratch {
-            params: Vec::with_capacity(count),
-            grads: Vec::with_capacity(count),
-            extents: Vec::with_capacity(2 * count),
-        }
+    pub fn new(count: usize) -> Result<Self> {
+        let what = "the tensors of a step";
+        Ok(StepScratch {
+            params: reserved(count, what)?,
+            grads: reserved(count, what)?,
+            extents: reserved(2 * count, what)?,
+        })
     }
 }
 
@@ -204,14 +206,15 @@ unsafe fn read_tensors(args: &foam_step_args, inner: &mut Inner) -> Result<()> {
     scratch.extents.clear();
     for (index, param) in plan.params.iter().enumerate() {
         // SAFETY: the caller gives `count` tensors in each list.
-        let (own, grad) = unsafe { (&*args.params.add(index), &*args.grads.add(index)) };
+        let (own, grad) =
+            unsafe { (args.params.add(index).read_unaligned(), args.grads.add(index).read_unaligned()) };
         // SAFETY: the caller's contract.
         let read = unsafe {
-            let own = read_tensor(own, param, "parameter", Some(param.spec.dtype), device);
+            let own = read_tensor(&own, param, "parameter", Some(param.spec.dtype), device);
             let grad = if grad.data.is_null() {
                 Ok(None)
             } else {
-                read_tensor(grad, param, "gradient of parameter", None, device).map(Some)
+                read_tensor(&grad, param, "gradient of parameter", None, device).map(Some)
             };
             own.and_then(|own| Ok((own, grad?)))
         };
@@ -286,7 +289,7 @@ unsafe fn read_tensor(
         return refuse(Kind::ShapeMismatch, problem);
     }
     if tensor.data.is_null() {
-        return refuse(Kind::InvalidArgument, "data is NULL; expected its memory".to_string());
+        return refuse(Kind::InvalidArgument, format!("data is NULL; expected its memory"));
     }
     let data = usize::try_from(tensor.byte_offset)
         .ok()

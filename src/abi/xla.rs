@@ -12,7 +12,6 @@ use crate::error::{Error, Kind};
 use frame::{CallFrame, ErrorCreateArgs, STAGE_EXECUTE};
 use handler::Platform;
 use libc::c_void;
-use std::ffi::CString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// `foam_stack_accumulate` as an XLA FFI handler of API version 0.1, for the platform cpu. Register it by its
@@ -120,12 +119,11 @@ unsafe fn report(name: &str, frame: &CallFrame, cause: &Error) -> *mut c_void {
         Kind::Unsupported => 12,
         _ => 13,
     };
-    let text = format!("{name}: {}", cause.message).replace('\0', " ");
-    let message = CString::new(text).unwrap_or_default();
+    let message = boundary::c_text(&format!("{name}: {}", cause.message));
     let mut args = ErrorCreateArgs {
         struct_size: size_of::<ErrorCreateArgs>(),
         extension_start: std::ptr::null_mut(),
-        message: message.as_ptr(),
+        message: message.as_ptr().cast(),
         code,
     };
     // SAFETY: the caller's contract; XLA copies the message.

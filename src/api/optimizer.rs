@@ -6,6 +6,7 @@ use super::stats::{self, FactorId, FactorStats, Stats};
 use super::tensor::{Gradient, TensorMut};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
+use crate::memory::{boxed, listed, reserved, tried};
 use ndarray::{Array1, Array2, Axis};
 use std::ffi::{CStr, c_void};
 use std::fmt;
@@ -135,10 +136,11 @@ impl Optimizer {
         log: impl Fn(Level, &str) + Send + 'static,
     ) -> Result<Optimizer> {
         let params = params.into_iter().enumerate();
-        let specs = params.map(|(index, param)| param.checked(index)).collect::<Result<Vec<_>>>()?;
+        let specs = tried(params.map(|(index, param)| param.checked(index)), "the parameters")?;
         let count = specs.len();
-        let engine = engine::Optimizer::new(config, specs, Allocator::System, Box::new(log))?;
-        let (params, grads) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        let engine = engine::Optimizer::new(config, specs, Allocator::System, boxed(log, "the log")?)?;
+        let what = "the tensors of a step";
+        let (params, grads) = (reserved(count, what)?, reserved(count, what)?);
         Ok(Optimizer { engine, params, grads, sound: true })
     }
 
@@ -241,7 +243,7 @@ impl Optimizer {
     pub fn factors(&mut self) -> Result<Vec<FactorStats>> {
         self.settle()?;
         let count = self.engine.plan().factors.len();
-        Ok((0..count).map(|index| stats::factor(&self.engine, index)).collect())
+        listed((0..count).map(|index| stats::factor(&self.engine, index)), "the statistics")
     }
 
     /// A factor's statistic: the running second moment of the gradient along its axis, not bias-corrected.
@@ -332,7 +334,7 @@ fn gather<T, R>(
     };
     let mut items = items.into_iter();
     for (index, param) in plan.iter().enumerate() {
-        let Some(item) = items.next() else { return wrong(index.to_string()) };
+        let Some(item) = items.next() else { return wrong(format!("{index}")) };
         checked.push(check(item, param).map_err(|error| error.at(index))?);
     }
     // An endless list is refused, too.

@@ -82,7 +82,7 @@ impl Param {
         let name = &self.spec.name;
         let refuse = |what: String| Error::invalid(format!("parameter '{name}' ({index}): {what}")).at(index);
         if name.is_empty() {
-            return Err(refuse("name is empty; expected a name".to_string()));
+            return Err(refuse(format!("name is empty; expected a name")));
         }
         let mut elements = 1usize;
         for (axis, size) in self.spec.shape.iter().enumerate() {

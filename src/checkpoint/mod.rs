@@ -22,25 +22,28 @@ pub mod source;
 mod v1;
 
 use crate::error::{Error, Kind, Result};
+use crate::memory;
 use std::fmt;
 use std::ops::Deref;
 
+pub use crate::memory::{no_memory, reserved, text};
+
 /// Text whose growth can fail.
 #[derive(Default)]
-pub struct Text(String);
+pub struct Text(memory::Text);
 
 impl Text {
     fn reserve(&mut self, bytes: usize) -> Result<()> {
-        self.0.try_reserve(bytes).map_err(|_| no_memory("the header of the checkpoint", bytes as u128))
+        self.0.0.try_reserve(bytes).map_err(|_| no_memory("the header of the checkpoint", bytes as u128))
     }
 
     /// Appends a character for which there is room.
     fn push(&mut self, c: char) {
-        self.0.push(c);
+        self.0.0.push(c);
     }
 
     fn clear(&mut self) {
-        self.0.clear();
+        self.0.0.clear();
     }
 }
 
@@ -48,23 +51,14 @@ impl Deref for Text {
     type Target = str;
 
     fn deref(&self) -> &str {
-        &self.0
+        &self.0.0
     }
 }
 
 impl fmt::Write for Text {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        self.0.try_reserve(text.len()).map_err(|_| fmt::Error)?;
-        self.0.push_str(text);
-        Ok(())
+        self.0.write_str(text)
     }
-}
-
-/// A message; as much of it as memory allows.
-pub fn text(message: fmt::Arguments<'_>) -> String {
-    let mut text = Text::default();
-    let _ = fmt::Write::write_fmt(&mut text, message);
-    text.0
 }
 
 /// A [`Kind::BadCheckpoint`] error with a formatted message.
@@ -75,21 +69,9 @@ macro_rules! bad {
 }
 use bad;
 
-/// A [`Kind::OutOfMemory`] error.
-fn no_memory(what: &str, bytes: u128) -> Error {
-    Error::new(Kind::OutOfMemory, text(format_args!("out of memory: {what} needs {bytes} bytes")))
-}
-
 /// A [`Kind::Io`] error: what was being done, and what the system said.
 fn failed(doing: fmt::Arguments<'_>, cause: &std::io::Error) -> Error {
     let mut error = Error::new(Kind::Io, text(format_args!("{doing}: {cause}")));
     error.native_code = cause.raw_os_error().unwrap_or(0);
     error
-}
-
-/// An empty list with room for `count` items.
-pub fn reserved<T>(count: usize, what: &str) -> Result<Vec<T>> {
-    let mut list = Vec::new();
-    list.try_reserve_exact(count).map_err(|_| no_memory(what, count as u128 * size_of::<T>() as u128))?;
-    Ok(list)
 }

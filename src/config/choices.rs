@@ -152,7 +152,7 @@ pub trait Choice: Copy + PartialEq + Sized + 'static {
 
     /// All names, for messages.
     fn names() -> String {
-        Self::VALUES.iter().map(|v| v.0).collect::<Vec<_>>().join(", ")
+        crate::memory::joined(Self::VALUES.iter().map(|v| v.0), ", ")
     }
 }
 

@@ -4,6 +4,7 @@
 use super::choices::*;
 use super::{Config, Device};
 use crate::error::{Error, Kind, Result};
+use crate::memory::{Text, no_memory};
 
 /// An interval of reals, open or closed at each end.
 #[derive(Clone, Copy, Debug)]
@@ -170,7 +171,7 @@ pub const OPTIONS: &[OptionSpec] = &[
 
 pub(super) fn find(key: &str) -> Result<&'static OptionSpec> {
     OPTIONS.iter().find(|o| o.key == key).ok_or_else(|| {
-        let known = OPTIONS.iter().map(|o| o.key).collect::<Vec<_>>().join(", ");
+        let known = crate::memory::joined(OPTIONS.iter().map(|o| o.key), ", ");
         // The list comes first, so that a long key cannot push it out of a fixed buffer.
         Error::invalid(format!("unknown option; known options: {known}; got '{key}'"))
     })
@@ -241,11 +242,19 @@ impl OptionSpec {
         Ok(())
     }
 
-    pub(super) fn read(&self, config: &Config) -> String {
-        let mut text = String::new();
-        // A String takes everything.
+    /// The text form of the option's value, for messages: as much of it as memory allows.
+    fn read(&self, config: &Config) -> String {
+        let mut text = Text::default();
         let _ = self.print(config, &mut text);
-        text
+        text.0
+    }
+
+    /// The same as a whole.
+    pub(super) fn value(&self, config: &Config) -> Result<String> {
+        let mut text = Text::default();
+        self.print(config, &mut text)
+            .map_err(|_| no_memory("an option's value", text.0.len() as u128 + 1))?;
+        Ok(text.0)
     }
 
     /// Writes the text form of the option's value.

@@ -19,6 +19,7 @@ pub mod gpu;
 use crate::config::InjectFault;
 use crate::engine::rules::{Clock, Rules};
 use crate::error::Result;
+use crate::memory::reserved;
 use crate::preconditioner::FactorRecord;
 use crate::preconditioner::damping::Damping;
 use crate::preconditioner::policy::Sensed;
@@ -275,6 +276,20 @@ pub struct Readback {
     pub left_out: u64,
 }
 
+impl Readback {
+    /// One with room for all that it can be told, so that no step grows it.
+    pub fn with_room(blocks: usize, factors: usize) -> Result<Readback> {
+        let what = "what a device reports";
+        Ok(Readback {
+            clocks: reserved(blocks, what)?,
+            infos: reserved(blocks, what)?,
+            records: reserved(factors, what)?,
+            sensed: reserved(factors, what)?,
+            ..Readback::default()
+        })
+    }
+}
+
 /// Sizes that a device reports.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Footprint {
@@ -331,8 +346,13 @@ pub trait Device: Send {
     fn sense(&mut self, rules: &Rules, orders: &[SenseOrder]) -> Result<()>;
     /// Brings to the host what it has to know. On a device that is not synchronous, the one wait of a check.
     fn readback(&mut self, into: &mut Readback) -> Result<()>;
-    /// Renews bases and spectra. Gives an answer per order, or none if they are still out.
-    fn refresh(&mut self, rules: &Rules, orders: &[RefreshOrder]) -> Result<Option<Vec<Refreshed>>>;
+    /// Renews bases and spectra. `answers` becomes an answer per order; false if they are still out.
+    fn refresh(
+        &mut self,
+        rules: &Rules,
+        orders: &[RefreshOrder],
+        answers: &mut Vec<Refreshed>,
+    ) -> Result<bool>;
     /// Writes the records of all factors into the state; those of pending refreshes are chosen in `redamp`.
     fn store_records(&mut self, records: &[FactorRecord], pending: &[Pending]) -> Result<()>;
     /// Forms inverse roots.

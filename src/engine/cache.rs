@@ -25,15 +25,23 @@ pub fn take(config: &Config, stack: &Stack) -> Result<Session> {
             return Ok(idle.remove(place));
         }
     }
-    Session::new(config, stack.clone())
+    Session::new(config, stack.copy()?)
 }
 
-/// Keeps a session for the next call. One whose call panicked is not given back.
+/// Keeps a session for the next call, unless there is no memory to keep it in. One whose call panicked is not given
+/// back.
 pub fn give(session: Session) {
     let surplus = {
         let mut idle = idle();
-        idle.push(session);
-        (idle.len() > MOST).then(|| idle.remove(0))
+        let surplus = (idle.len() == MOST).then(|| idle.remove(0));
+        match idle.try_reserve(1) {
+            Ok(()) => idle.push(session),
+            Err(_) => {
+                drop(idle);
+                drop(session);
+            }
+        }
+        surplus
     };
     drop(surplus);
 }

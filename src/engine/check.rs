@@ -7,11 +7,47 @@ use super::stats::Verb;
 use crate::config::NegativeEigenvalues;
 use crate::device::{Certificate, Pending, RedampOrder, RefreshOrder, Refreshed, Rung, Search, SenseOrder};
 use crate::error::Result;
+use crate::memory::reserved;
 use crate::preconditioner::damping::Damping;
 use crate::preconditioner::policy::{self, Action, Sensed};
 use crate::preconditioner::{Branch, FactorRecord, bound, cadence};
 use crate::tensor::Precision;
 use std::cmp::Reverse;
+
+/// The lists of a check, made with the engine: a check neither allocates nor fails for want of memory.
+#[derive(Default)]
+pub(super) struct Lists {
+    due: Vec<usize>,
+    undecided: Vec<bool>,
+    sense: Vec<SenseOrder>,
+    refresh: Vec<RefreshOrder>,
+    refreshed: Vec<Refreshed>,
+    redamp: Vec<RedampOrder>,
+    pending: Vec<Pending>,
+}
+
+impl Lists {
+    /// Lists with room for `factors` factors.
+    pub fn with_room(factors: usize) -> Result<Lists> {
+        let what = "the lists of a check";
+        Ok(Lists {
+            due: reserved(factors, what)?,
+            undecided: reserved(factors, what)?,
+            sense: reserved(factors, what)?,
+            refresh: reserved(factors, what)?,
+            refreshed: reserved(factors, what)?,
+            redamp: reserved(factors, what)?,
+            pending: reserved(factors, what)?,
+        })
+    }
+}
+
+/// An empty list, with the room of `list`, which is left without any.
+fn emptied<T>(list: &mut Vec<T>) -> Vec<T> {
+    let mut taken = std::mem::take(list);
+    taken.clear();
+    taken
+}
 
 impl Engine {
     /// Second part of a step: checks every factor that is due. Says whether the step goes on: a device may have
@@ -27,16 +63,29 @@ impl Engine {
             self.sense(rules, &[])?;
             known = true;
         }
-        let due = if known { self.due() } else { (0..self.plan.factors.len()).collect() };
-        if due.is_empty() {
+        let mut lists = std::mem::take(&mut self.lists);
+        let outcome = self.check_due(rules, known, &mut lists);
+        self.lists = lists;
+        outcome
+    }
+
+    fn check_due(&mut self, rules: &Rules, known: bool, lists: &mut Lists) -> Result<bool> {
+        if known {
+            self.find_due(&mut lists.due);
+        } else {
+            lists.due.clear();
+            lists.due.extend(0..self.plan.factors.len());
+        }
+        if lists.due.is_empty() {
             return Ok(true);
         }
         let senses = policy::senses(self.config.policy);
-        let sensed = due.iter().copied().filter(|f| senses && (!known || self.records[*f].has_basis()));
-        let mut orders: Vec<SenseOrder> = sensed.map(|factor| self.sense_order(factor)).collect();
+        let sensed = lists.due.iter().copied().filter(|f| senses && (!known || self.records[*f].has_basis()));
+        lists.sense.clear();
+        lists.sense.extend(sensed.map(|factor| self.sense_order(factor)));
         // One factor per thread, equal ones together: the large ones first.
-        orders.sort_by_key(|order| Reverse(self.plan.factors[order.factor].dim));
-        self.sense(rules, &orders)?;
+        lists.sense.sort_unstable_by_key(|order| self.large_first(order.factor));
+        self.sense(rules, &lists.sense)?;
         if !self.borrowed {
             self.report_refused()?;
         }
@@ -44,10 +93,12 @@ impl Engine {
             return Ok(false);
         }
         // The readback may have set a clock back: what is not due after all was sensed in vain.
-        let due = self.due();
-        if !due.is_empty() {
+        self.find_due(&mut lists.due);
+        if !lists.due.is_empty() {
             let sensed = std::mem::take(&mut self.readback.sensed);
-            self.act(rules, &due, &orders, &sensed)?;
+            let outcome = self.act(rules, lists, &sensed);
+            self.readback.sensed = sensed;
+            outcome?;
         }
         Ok(true)
     }
@@ -65,20 +116,27 @@ impl Engine {
     }
 
     /// The factors of the blocks that take part and whose clocks say so.
-    fn due(&self) -> Vec<usize> {
+    fn find_due(&self, due: &mut Vec<usize>) {
         let is_due = |factor: &usize| {
             let block = self.plan.factors[*factor].block;
             let has_basis = self.records[*factor].has_basis();
             self.takes_part[block] && cadence::is_due(&self.config, self.clocks[block].step, has_basis)
         };
-        (0..self.plan.factors.len()).filter(is_due).collect()
+        due.clear();
+        due.extend((0..self.plan.factors.len()).filter(is_due));
+    }
+
+    /// The order of work on factors.
+    fn large_first(&self, factor: usize) -> (Reverse<usize>, usize) {
+        (Reverse(self.plan.factors[factor].dim), factor)
     }
 
     /// Decides about `due` from what was sensed, then refreshes and re-damps.
-    fn act(&mut self, rules: &Rules, due: &[usize], orders: &[SenseOrder], sensed: &[Sensed]) -> Result<()> {
-        let (mut refresh, mut redamp) = (Vec::new(), Vec::new());
-        let mut undecided = vec![false; self.plan.factors.len()];
-        for &factor in due {
+    fn act(&mut self, rules: &Rules, lists: &mut Lists, sensed: &[Sensed]) -> Result<()> {
+        let (mut refresh, mut redamp) = (emptied(&mut lists.refresh), emptied(&mut lists.redamp));
+        let mut undecided = emptied(&mut lists.undecided);
+        undecided.resize(self.plan.factors.len(), false);
+        for &factor in &lists.due {
             // A device that climbs one rung per check goes on where the last check failed.
             let doubled = !self.device.is_synchronous() && self.records[factor].refresh_failed();
             let order = RefreshOrder { doubled, ..self.refresh_order(factor) };
@@ -88,17 +146,18 @@ impl Engine {
                 undecided[factor] = false;
             }
         }
-        for (order, sensed) in orders.iter().zip(sensed) {
+        for (order, sensed) in lists.sense.iter().zip(sensed) {
             if undecided[order.factor] {
                 self.decide(order, sensed, &mut refresh, &mut redamp);
             }
         }
-        refresh.sort_by_key(|order| Reverse(self.plan.factors[order.factor].dim));
-        let answers = self.timed(Verb::Refresh, |this| this.device.refresh(rules, &refresh))?;
-        let mut pending = Vec::new();
-        match answers {
-            Some(answers) => {
-                for (order, refreshed) in refresh.iter().zip(&answers) {
+        refresh.sort_unstable_by_key(|order| self.large_first(order.factor));
+        let answers = &mut lists.refreshed;
+        let answered = self.timed(Verb::Refresh, |this| this.device.refresh(rules, &refresh, answers))?;
+        let mut pending = emptied(&mut lists.pending);
+        match answered {
+            true => {
+                for (order, refreshed) in refresh.iter().zip(&*answers) {
                     let before = self.records[order.factor];
                     let after = self.outcome(order, refreshed);
                     self.records[order.factor] = after;
@@ -112,13 +171,15 @@ impl Engine {
                     });
                 }
             }
-            None => refresh.iter().for_each(|order| redamp.push(self.expect(order, &mut pending))),
+            false => refresh.iter().for_each(|order| redamp.push(self.expect(order, &mut pending))),
         }
-        redamp.sort_by_key(|order: &RedampOrder| Reverse(self.plan.factors[order.factor].dim));
-        self.timed(Verb::Redamp, |this| {
+        redamp.sort_unstable_by_key(|order: &RedampOrder| self.large_first(order.factor));
+        let outcome = self.timed(Verb::Redamp, |this| {
             this.device.store_records(&this.records, &pending)?;
             this.device.redamp(&redamp)
-        })
+        });
+        *lists = Lists { undecided, refresh, redamp, pending, ..std::mem::take(lists) };
+        outcome
     }
 
     /// The step of a factor's block.

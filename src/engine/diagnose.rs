@@ -5,8 +5,9 @@ use super::plan::SlotKind;
 use super::rules::Rules;
 use crate::device::cpu::gap::{self, InUse};
 use crate::error::{Error, Result};
+use crate::memory::{filled, listed};
 use crate::tensor::Precision;
-use ndarray::{Array2, ShapeBuilder};
+use ndarray::Array2;
 
 impl Optimizer {
     /// The factor of `axis` of the `block`-th block of parameter `param`.
@@ -27,7 +28,10 @@ impl Optimizer {
         let factors = self.plan().blocks[plan.blocks.start + block].factors.clone();
         let axis = within(axis, factors.len()).ok_or_else(|| {
             let error = refuse("axis", axis, factors.len());
-            usize::try_from(axis).map_or(error.clone(), |axis| error.on_axis(axis))
+            match usize::try_from(axis) {
+                Ok(axis) => error.on_axis(axis),
+                Err(_) => error,
+            }
         })?;
         Ok(factors.start + axis)
     }
@@ -61,21 +65,21 @@ impl Optimizer {
         }
         // Column-major storage, of which the lower triangle counts.
         let weight = self.engine.clocks[self.plan().factors[factor].block].weight;
-        let lower = Array2::from_shape_vec(shape.f(), values)
-            .map_err(|_| Error::invalid("a factor's buffer has another size"))?;
-        Ok(Array2::from_shape_fn(shape, |(i, j)| weight * lower[(i.max(j), i.min(j))]))
+        let lower = |k: usize| (k / dim).max(k % dim) + (k / dim).min(k % dim) * dim;
+        let whole = (0..dim * dim).map(|k| weight * values[lower(k)]);
+        shaped(listed(whole, "a factor's matrix")?)
     }
 
     fn slot_values(&mut self, slot: usize) -> Result<Vec<f64>> {
         let plan = &self.plan().slots[slot];
-        let (mut bytes, precision) = (vec![0u8; plan.bytes()], plan.precision);
+        let what = "a copy of a factor's buffer";
+        let (mut bytes, precision) = (filled(0u8, plan.bytes(), what)?, plan.precision);
         self.read_slot(slot, &mut bytes)?;
-        Ok(match precision {
-            Precision::F32 => {
-                bytes.chunks_exact(4).map(|b| f64::from(bytemuck::pod_read_unaligned::<f32>(b))).collect()
-            }
-            Precision::F64 => bytes.chunks_exact(8).map(bytemuck::pod_read_unaligned).collect(),
-        })
+        let narrow = |b| f64::from(bytemuck::pod_read_unaligned::<f32>(b));
+        match precision {
+            Precision::F32 => listed(bytes.chunks_exact(4).map(narrow), what),
+            Precision::F64 => listed(bytes.chunks_exact(8).map(bytemuck::pod_read_unaligned), what),
+        }
     }
 
     /// The exact relative operator gap of a factor at this moment: what the proxy estimates, at the

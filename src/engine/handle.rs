@@ -1,16 +1,14 @@
 //! An optimizer that owns its State: what a handle of the C ABI holds.
 
-use super::plan::{Content, FactorPlan, ParamSpec, Plan, SlotId};
+use super::plan::{Content, FactorPlan, ParamSpec, Plan, Size, SlotId, Sum};
 use super::rules::Rules;
 use super::{Clock, Engine, Log};
-use crate::checkpoint::reserved;
-use crate::config::{Config, Grafting, Nonfinite};
+use crate::config::{Config, Device, Grafting, Nonfinite};
 use crate::device::{Binding, Site, Sites};
 use crate::error::{Error, Kind, Result};
-use crate::memory::Allocator;
+use crate::memory::{Allocator, Counted, filled, listed, probe, reserved};
 use crate::preconditioner::{FactorRecord, cadence};
 use crate::tensor::TensorRef;
-use std::sync::Arc;
 use std::time::Instant;
 
 /// The tensors of one step, validated, in the order of the plan's parameters.
@@ -64,11 +62,17 @@ impl Optimizer {
     pub fn new(config: Config, specs: Vec<ParamSpec>, allocator: Allocator, log: Log) -> Result<Optimizer> {
         config.validate()?;
         check_specs(&config, &specs)?;
+        if config.device.kind == Device::CPU_KIND && matches!(allocator, Allocator::System) {
+            let sizes = specs.iter().enumerate().map(|(index, spec)| Size::of(&config, index, spec));
+            let need = sizes.map(|size| Ok(size?.state)).sum::<Result<Sum>>()?;
+            probe(need.0, "the optimizer's state")?;
+        }
         let plan = Plan::new(&config, specs)?;
         let engine = Engine::new(config, plan, Some(allocator), log)?;
         let base = engine.device.state().unwrap_or(0);
-        let arrays = engine.plan.arrays.iter().map(|extent| base + extent.offset as u64).collect();
-        let sites = vec![Site::ABSENT; engine.plan.blocks.len()];
+        let places = engine.plan.arrays.iter().map(|extent| base + extent.offset as u64);
+        let arrays = listed(places, "the addresses of the state")?;
+        let sites = filled(Site::ABSENT, engine.plan.blocks.len(), "the places of the blocks")?;
         let mut made = Optimizer { engine, arrays, sites, deferred: None, lost: false };
         let words = made.words(&made.engine.clocks, &made.engine.records)?;
         made.store_words(&words)?;
@@ -175,12 +179,14 @@ impl Optimizer {
     }
 
     /// An error of the device in the middle of a step leaves nothing to rely on, and says so.
-    fn lose(&mut self, mut error: Error) -> Error {
-        if error.kind != Kind::NotFinite {
-            self.lost = true;
-            error.message += "; the step was under way: parameters and state are lost, load a checkpoint into a new optimizer";
+    fn lose(&mut self, error: Error) -> Error {
+        if error.kind == Kind::NotFinite {
+            return error;
         }
-        error
+        self.lost = true;
+        error.saying(
+            "; the step was under way: parameters and state are lost, load a checkpoint into a new optimizer",
+        )
     }
 
     /// Writes down where every block is, and which take part. Says whether any of them is due for a check.
@@ -263,11 +269,9 @@ impl Optimizer {
     }
 
     /// A load that stopped between its writes leaves nothing to rely on, and says so.
-    pub fn abandon(&mut self, mut error: Error) -> Error {
+    pub fn abandon(&mut self, error: Error) -> Error {
         self.lost = true;
-        error.message +=
-            "; the load was under way: the state is lost, load a checkpoint into a new optimizer";
-        error
+        error.saying("; the load was under way: the state is lost, load a checkpoint into a new optimizer")
     }
 
     /// Clocks (by block) and records (by factor) as the arrays of the state hold them: one list per array.
@@ -312,18 +316,16 @@ impl Optimizer {
     }
 
     /// Takes over options that do not shape the state ([`Config::changed`] gives such a configuration).
-    pub fn set_config(&mut self, config: Config) {
+    pub fn set_config(&mut self, config: Config) -> Result<()> {
         let plan = &self.engine.plan;
         let base =
             |factor: &FactorPlan| config.base_damping(plan.blocks[factor.block].dims.len(), factor.axis);
         if plan.factors.iter().any(|factor| factor.damping != base(factor)) {
-            let mut changed = Plan::clone(plan);
-            for (new, old) in changed.factors.iter_mut().zip(&plan.factors) {
-                new.damping = base(old);
-            }
-            self.engine.plan = Arc::new(changed);
+            let specs = crate::memory::tried(plan.params.iter().map(|param| param.spec.copy()), "the plan")?;
+            self.engine.plan = Counted::new(Plan::new(&config, specs)?, "the plan")?;
         }
         self.engine.config = config;
+        Ok(())
     }
 
     /// Finds what [`Optimizer::step`] would refuse, and changes nothing. A device that works on its own does not
@@ -379,8 +381,8 @@ impl Engine {
             self.device.reopen();
             if refused > 1 {
                 let after = refused - 1;
-                error.message +=
-                    &format!("; it was found {after} steps ago, and these were not taken either");
+                error = error
+                    .saying(&format!("; it was found {after} steps ago, and these were not taken either"));
             }
             return Err(error);
         }
@@ -394,7 +396,8 @@ fn check_specs(config: &Config, specs: &[ParamSpec]) -> Result<()> {
     if specs.is_empty() {
         return Err(Error::invalid("count = 0: expected at least one parameter"));
     }
-    let mut names: Vec<(&str, usize)> = specs.iter().enumerate().map(|(i, s)| (s.name.as_str(), i)).collect();
+    let mut names =
+        listed(specs.iter().enumerate().map(|(i, s)| (s.name.as_str(), i)), "the names of the parameters")?;
     names.sort_unstable();
     if let Some(pair) = names.windows(2).find(|pair| pair[0].0 == pair[1].0) {
         let (first, second) = (pair[0].1, pair[1].1);

@@ -22,12 +22,11 @@ use crate::device::cpu::Cpu;
 use crate::device::gpu::Gpu;
 use crate::device::{Device, INFO_IDLE, INFO_NOT_FINITE, Inspection, Readback};
 use crate::error::{Error, Result};
-use crate::memory::Allocator;
+use crate::memory::{Allocator, Counted, boxed, filled, listed};
 use crate::preconditioner::{FactorRecord, policy};
 use plan::Plan;
 use rules::Rules;
 use stats::{Totals, Verb};
-use std::sync::Arc;
 use std::time::Instant;
 
 /// How urgent a log line is.
@@ -45,7 +44,7 @@ pub type Log = Box<dyn Fn(Level, &str) + Send>;
 /// The three verbs over a State, and what the host knows of that State.
 pub struct Engine {
     config: Config,
-    plan: Arc<Plan>,
+    plan: Counted<Plan>,
     device: Box<dyn Device>,
     /// The clock of every block, as far as the host knows it.
     clocks: Vec<Clock>,
@@ -56,6 +55,7 @@ pub struct Engine {
     /// The state is the caller's: clocks and records have to be read in every call.
     borrowed: bool,
     readback: Readback,
+    lists: check::Lists,
     bases: Vec<bool>,
     totals: Totals,
     log: Log,
@@ -64,24 +64,26 @@ pub struct Engine {
 impl Engine {
     /// An engine for `plan` on the configuration's device; without an allocator, state and workspace are borrowed.
     fn new(config: Config, plan: Plan, allocator: Option<Allocator>, log: Log) -> Result<Engine> {
-        let plan = Arc::new(plan);
+        let plan = Counted::new(plan, "the plan")?;
         let keeps_diagonals = policy::adopts_diagonal(config.policy);
         let device: Box<dyn Device> = match config.device.kind {
             Place::CPU_KIND => {
-                Box::new(Cpu::new(plan.clone(), config.num_threads as usize, keeps_diagonals, allocator)?)
+                let threads = config.num_threads as usize;
+                boxed(Cpu::new(plan.clone(), threads, keeps_diagonals, allocator)?, "the device")?
             }
             Place::CUDA_KIND => {
-                Box::new(Gpu::new(plan.clone(), config.device.id, keeps_diagonals, allocator)?)
+                boxed(Gpu::new(plan.clone(), config.device.id, keeps_diagonals, allocator)?, "the device")?
             }
             _ => return Err(config.device.unknown()),
         };
         Ok(Engine {
-            clocks: vec![Clock::START; plan.blocks.len()],
-            records: first_records(&plan),
-            takes_part: vec![false; plan.blocks.len()],
+            clocks: filled(Clock::START, plan.blocks.len(), "the clocks")?,
+            records: first_records(&plan)?,
+            takes_part: filled(false, plan.blocks.len(), "the clocks")?,
             borrowed: allocator.is_none(),
-            readback: Readback::default(),
-            bases: vec![false; plan.stacks.len()],
+            readback: Readback::with_room(plan.blocks.len(), plan.factors.len())?,
+            lists: check::Lists::with_room(plan.factors.len())?,
+            bases: filled(false, plan.stacks.len(), "the clocks")?,
             totals: Totals::default(),
             config,
             plan,
@@ -197,6 +199,6 @@ impl Engine {
 }
 
 /// The record of every factor before its first check.
-fn first_records(plan: &Plan) -> Vec<FactorRecord> {
-    plan.factors.iter().map(|factor| FactorRecord::new(factor.damping.at(0.0))).collect()
+fn first_records(plan: &Plan) -> Result<Vec<FactorRecord>> {
+    listed(plan.factors.iter().map(|factor| FactorRecord::new(factor.damping.at(0.0))), "the records")
 }

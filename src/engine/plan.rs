@@ -3,7 +3,8 @@
 
 use super::grafting;
 use crate::config::{Config, Policy, StatisticDtype};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
+use crate::memory::{copied, filled, listed, push, reserved, whole_text};
 use crate::preconditioner::damping::Damping;
 use crate::preconditioner::{FactorRecord, policy, shampoo};
 use crate::tensor::{DType, Element, Precision};
@@ -175,12 +176,15 @@ impl Content {
     }
 
     /// Its name, for example `statistic_0`.
-    pub fn name(self) -> String {
-        match self {
-            Content::Clock => "clock".into(),
-            Content::Record => "record".into(),
-            Content::Slot(kind, Some(axis)) => format!("{}_{axis}", kind.name()),
-            Content::Slot(kind, None) => kind.name().into(),
+    pub fn name(self) -> Result<String> {
+        let kind = match self {
+            Content::Clock => "clock",
+            Content::Record => "record",
+            Content::Slot(kind, _) => kind.name(),
+        };
+        match self.axis() {
+            Some(axis) => whole_text(format_args!("{kind}_{axis}"), "a name"),
+            None => whole_text(format_args!("{kind}"), "a name"),
         }
     }
 }
@@ -198,8 +202,22 @@ pub struct Array {
 
 impl Array {
     /// An array of numbers.
-    pub fn numbers(kind: SlotKind, axis: Option<usize>, precision: Precision, tail: &[usize]) -> Array {
-        Array { content: Content::Slot(kind, axis), element: precision.element(), tail: tail.to_vec() }
+    pub fn numbers(
+        kind: SlotKind,
+        axis: Option<usize>,
+        precision: Precision,
+        tail: &[usize],
+    ) -> Result<Array> {
+        Array::new(Content::Slot(kind, axis), precision.element(), tail)
+    }
+
+    fn new(content: Content, element: Element, tail: &[usize]) -> Result<Array> {
+        Ok(Array { content, element, tail: copied(tail, LISTS)? })
+    }
+
+    /// A copy of it.
+    pub fn copy(&self) -> Result<Array> {
+        Array::new(self.content, self.element, &self.tail)
     }
 
     /// Bytes of one block's part.
@@ -215,21 +233,22 @@ fn layout(
     statistic: Precision,
     work: Precision,
     preconditioned: bool,
-) -> Vec<Array> {
-    let words = |content, tail: &[usize]| Array { content, element: Element::U32, tail: tail.to_vec() };
-    let mut arrays = vec![words(Content::Clock, &[CLOCK_WORDS])];
+) -> Result<Vec<Array>> {
+    let mut arrays = reserved(5 + 4 * dims.len(), LISTS)?;
+    arrays.push(Array::new(Content::Clock, Element::U32, &[CLOCK_WORDS])?);
     if preconditioned {
-        arrays.push(words(Content::Record, &[dims.len(), RECORD_WORDS]));
-        arrays.extend(shampoo::arrays(config, dims, statistic, work));
+        arrays.push(Array::new(Content::Record, Element::U32, &[dims.len(), RECORD_WORDS])?);
+        shampoo::arrays(config, dims, statistic, work, &mut arrays)?;
     }
     let moments = [
         (SlotKind::Filter, config.beta1 > 0.0),
         (SlotKind::Moment, grafting::has_moment(config.grafting)),
         (SlotKind::Momentum, config.momentum > 0.0),
     ];
-    let wanted = moments.into_iter().filter(|(_, wanted)| *wanted);
-    arrays.extend(wanted.map(|(kind, _)| Array::numbers(kind, None, work, dims)));
-    arrays
+    for (kind, _) in moments.into_iter().filter(|(_, wanted)| *wanted) {
+        push(&mut arrays, Array::numbers(kind, None, work, dims)?, LISTS)?;
+    }
+    Ok(arrays)
 }
 
 /// One block's part of an array of numbers.
@@ -280,7 +299,7 @@ pub struct Extent {
 }
 
 /// The whole plan.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct Plan {
     /// Parameters, in the caller's order.
     pub params: Vec<ParamPlan>,
@@ -312,7 +331,13 @@ struct StackKey {
 impl Plan {
     /// Cuts `specs` into blocks as `config` says.
     pub fn new(config: &Config, specs: Vec<ParamSpec>) -> Result<Plan> {
+        // Sizes are refused before the lists are built: building them would take the time and memory that there is
+        // not.
+        let lists = specs.iter().enumerate().map(|(index, spec)| Size::of(config, index, spec));
+        let lists = lists.map(|size| Ok(size?.lists)).sum::<Result<Sum>>()?.0;
+        crate::memory::probe(lists, LISTS)?;
         let mut plan = Plan::default();
+        plan.params.try_reserve_exact(specs.len()).map_err(|_| Error::out_of_memory(LISTS, lists))?;
         let mut known = HashMap::new();
         for (index, spec) in specs.into_iter().enumerate() {
             plan.add(config, index, spec, &mut known)?;
@@ -336,23 +361,13 @@ impl Plan {
             StatisticDtype::F64 => Precision::F64,
         };
         let limit = config.max_factor_dim as usize;
-        let shape = merged(&spec.shape, config, limit);
-        let is_vector = shape.iter().filter(|d| **d > 1).count() < 2;
-        let preconditioned = !spec.grafting_only
-            && config.policy != Policy::GraftingOnly
-            && (config.precondition_1d || !is_vector);
-        let chunks: Vec<usize> = if shape.iter().any(|d| *d > limit) {
-            shape.iter().map(|d| d.div_ceil(limit)).collect()
-        } else {
-            vec![1; shape.len()]
-        };
+        let shape = merged(&spec.shape, config, limit)?;
+        let preconditioned = is_preconditioned(config, &spec, &shape);
+        let chunks = listed(shape.iter().map(|d| d.div_ceil(limit)), LISTS)?;
         let count: usize = chunks.iter().product();
-        if preconditioned {
-            refuse_absurd(&shape, limit, statistic, &spec.name).map_err(|e| e.at(index))?;
-        }
         self.reserve(count, shape.len(), &spec.name).map_err(|e| e.at(index))?;
 
-        let strides = row_major_strides(&shape);
+        let strides = row_major_strides(&shape)?;
         let first_block = self.blocks.len();
         let first_factor = self.factors.len();
         let root = [spec.root, config.root, 2.0 * shape.len() as f64].into_iter().find(|r| *r > 0.0);
@@ -365,20 +380,31 @@ impl Plan {
             return Err(Error::invalid(message).at(index));
         }
         for number in 0..count {
-            let at = unravel(number, &chunks);
-            let dims: Vec<usize> = at.iter().zip(&shape).map(|(c, d)| limit.min(d - c * limit)).collect();
+            let at = unravel(number, &chunks)?;
+            let dims = listed(at.iter().zip(&shape).map(|(c, d)| limit.min(d - c * limit)), LISTS)?;
             let offset = at.iter().zip(&strides).map(|(c, s)| c * limit * s).sum();
             let block = self.blocks.len();
-            let arrays = layout(config, &dims, statistic, work, preconditioned);
-            let key = StackKey { strides: strides.clone(), dtype: spec.dtype.code(), layout: arrays, dims };
-            let (arrays, dims) = (key.layout.clone(), key.dims.clone());
-            let stack = *known.entry(key).or_insert_with(|| {
-                self.stacks.push(StackPlan { blocks: Vec::new(), layout: arrays.clone(), arrays: 0..0 });
-                self.stacks.len() - 1
-            });
+            let layout = layout(config, &dims, statistic, work, preconditioned)?;
+            let key = StackKey {
+                strides: copied(&strides, LISTS)?,
+                dtype: spec.dtype.code(),
+                layout,
+                dims: copied(&dims, LISTS)?,
+            };
+            let slots = self.add_slots(block, &key.layout)?;
+            let stack = match known.get(&key) {
+                Some(stack) => *stack,
+                None => {
+                    let copies = key.layout.iter().map(Array::copy);
+                    let layout = crate::memory::tried(copies, LISTS)?;
+                    push(&mut self.stacks, StackPlan { blocks: Vec::new(), layout, arrays: 0..0 }, LISTS)?;
+                    known.try_reserve(1).map_err(|_| Error::out_of_memory(LISTS, 1))?;
+                    known.insert(key, self.stacks.len() - 1);
+                    self.stacks.len() - 1
+                }
+            };
             let place = self.stacks[stack].blocks.len();
-            self.stacks[stack].blocks.push(block);
-            let slots = self.add_slots(block, &arrays);
+            push(&mut self.stacks[stack].blocks, block, LISTS)?;
             let find = |kind, axis| {
                 let mut own = slots.clone();
                 own.find(|slot| self.slots[*slot].kind == kind && self.slots[*slot].axis == axis)
@@ -399,7 +425,7 @@ impl Plan {
                     fresh_spectrum: own(SlotKind::FreshSpectrum),
                 })
             };
-            let factors: Vec<FactorPlan> = dims.iter().enumerate().filter_map(factor_of).collect();
+            let factors = listed(dims.iter().enumerate().filter_map(factor_of), LISTS)?;
             let [filter, moment, momentum] =
                 [SlotKind::Filter, SlotKind::Moment, SlotKind::Momentum].map(|kind| find(kind, None));
             let before = self.factors.len();
@@ -408,7 +434,7 @@ impl Plan {
                 param: index,
                 elements: dims.iter().product(),
                 dims,
-                strides: strides.clone(),
+                strides: copied(&strides, LISTS)?,
                 offset,
                 factors: before..self.factors.len(),
                 slots,
@@ -426,22 +452,23 @@ impl Plan {
     }
 
     /// The slots of a block: one for each array of numbers of its stack.
-    fn add_slots(&mut self, block: usize, arrays: &[Array]) -> Range<usize> {
+    fn add_slots(&mut self, block: usize, arrays: &[Array]) -> Result<Range<usize>> {
         let first = self.slots.len();
         for array in arrays {
             let Content::Slot(kind, axis) = array.content else { continue };
             let precision =
                 if array.element == Precision::F64.element() { Precision::F64 } else { Precision::F32 };
-            self.slots.push(Slot { kind, block, axis, precision, dims: array.tail.clone() });
+            let dims = copied(&array.tail, LISTS)?;
+            push(&mut self.slots, Slot { kind, block, axis, precision, dims }, LISTS)?;
         }
-        first..self.slots.len()
+        Ok(first..self.slots.len())
     }
 
     /// A huge parameter must be refused by an error, so the lists grow fallibly.
     fn reserve(&mut self, blocks: usize, order: usize, name: &str) -> Result<()> {
         let refused = |_| {
             Error::new(
-                Kind::OutOfMemory,
+                crate::error::Kind::OutOfMemory,
                 format!("out of memory: parameter '{name}' would be cut into {blocks} blocks"),
             )
         };
@@ -459,7 +486,7 @@ impl Plan {
             stack.arrays = number..number + stack.layout.len();
             number = stack.arrays.end;
         }
-        self.arrays = vec![Extent { offset: 0, bytes: 0 }; number];
+        self.arrays = filled(Extent { offset: 0, bytes: 0 }, number, LISTS)?;
         let mut end: u128 = 0;
         for head in [Some(Content::Clock), Some(Content::Record), None] {
             for stack in &self.stacks {
@@ -537,34 +564,91 @@ impl AxisView {
     }
 }
 
-/// More bytes than any machine can address: refused before the lists of blocks are built.
+/// What the lists of a plan are called in errors.
+const LISTS: &str = "the plan of blocks";
+
+/// More bytes than any machine can address.
 const ADDRESSABLE: u128 = 1 << 46;
 
-fn refuse_absurd(shape: &[usize], limit: usize, precision: Precision, name: &str) -> Result<()> {
-    let chunks = |d: usize| d.div_ceil(limit) as u128;
-    let all: u128 = shape.iter().fold(1, |product: u128, d| product.saturating_mul(chunks(*d)));
-    let mut numbers: u128 = 0;
-    for dim in shape {
-        let (full, rest) = ((dim / limit) as u128, (dim % limit) as u128);
-        let squares = (full.saturating_mul((limit as u128).pow(2))).saturating_add(rest.pow(2));
-        numbers = numbers.saturating_add((all / chunks(*dim)).saturating_mul(squares));
+/// Whether a parameter of the merged shape `shape` has factors.
+fn is_preconditioned(config: &Config, spec: &ParamSpec, shape: &[usize]) -> bool {
+    let is_vector = shape.iter().filter(|d| **d > 1).count() < 2;
+    !spec.grafting_only && config.policy != Policy::GraftingOnly && (config.precondition_1d || !is_vector)
+}
+
+/// What a parameter costs at least, known from its shape alone.
+pub struct Size {
+    /// Bytes of the lists of its blocks, factors and slots.
+    pub lists: u128,
+    /// Bytes of its state.
+    pub state: u128,
+}
+
+/// A sum that stops at the largest number.
+#[derive(Default)]
+pub struct Sum(pub u128);
+
+impl std::iter::Sum<u128> for Sum {
+    fn sum<I: Iterator<Item = u128>>(numbers: I) -> Sum {
+        Sum(numbers.fold(0, u128::saturating_add))
     }
-    let bytes = numbers.saturating_mul(2 * precision.size() as u128);
-    if bytes > ADDRESSABLE {
-        return Err(Error::out_of_memory(&format!("the state of parameter '{name}'"), bytes));
+}
+
+impl Size {
+    /// The cost of parameter number `index`; an error if no machine could address it.
+    pub fn of(config: &Config, index: usize, spec: &ParamSpec) -> Result<Size> {
+        let limit = config.max_factor_dim as usize;
+        let shape = merged(&spec.shape, config, limit)?;
+        let precision = match config.statistic_dtype {
+            StatisticDtype::Auto => spec.dtype.work(),
+            StatisticDtype::F32 => Precision::F32,
+            StatisticDtype::F64 => Precision::F64,
+        };
+        let chunks = |d: usize| d.div_ceil(limit) as u128;
+        let blocks: u128 = shape.iter().fold(1, |product: u128, d| product.saturating_mul(chunks(*d)));
+        let mut numbers: u128 = 0;
+        for dim in &shape {
+            let (full, rest) = ((dim / limit) as u128, (dim % limit) as u128);
+            let squares = (full.saturating_mul((limit as u128).pow(2))).saturating_add(rest.pow(2));
+            numbers = numbers.saturating_add((blocks / chunks(*dim)).saturating_mul(squares));
+        }
+        let factors = if is_preconditioned(config, spec, &shape) { shape.len() as u128 } else { 0 };
+        // Statistic and basis; a record per factor and a clock per block.
+        let squares = if factors > 0 { numbers.saturating_mul(2 * precision.size() as u128) } else { 0 };
+        let words = blocks.saturating_mul(4 * (CLOCK_WORDS as u128 + factors * RECORD_WORDS as u128));
+        let each = size_of::<BlockPlan>() as u128
+            + factors * (size_of::<FactorPlan>() as u128 + 5 * size_of::<Slot>() as u128);
+        let size = Size { lists: blocks.saturating_mul(each), state: squares.saturating_add(words) };
+        if size.lists.max(size.state) > ADDRESSABLE {
+            let what = format!("the state of parameter '{}'", spec.name);
+            return Err(Error::out_of_memory(&what, size.lists.max(size.state)).at(index));
+        }
+        Ok(size)
     }
-    Ok(())
+}
+
+impl ParamSpec {
+    /// A copy of it.
+    pub fn copy(&self) -> Result<ParamSpec> {
+        Ok(ParamSpec {
+            name: whole_text(format_args!("{}", self.name), LISTS)?,
+            shape: copied(&self.shape, LISTS)?,
+            ..*self
+        })
+    }
 }
 
 /// Drops dimensions of size 1, then merges neighbours from the left while the product is at most
 /// `limit`; with `keep_matrix` the first of them stays alone. Without merging a shape stays as it is; a scalar
 /// becomes a vector of one.
-fn merged(shape: &[usize], config: &Config, limit: usize) -> Vec<usize> {
+fn merged(shape: &[usize], config: &Config, limit: usize) -> Result<Vec<usize>> {
+    let mut kept: Vec<usize> = reserved(shape.len().max(1), LISTS)?;
     if !config.merge_dims {
-        return if shape.is_empty() { vec![1] } else { shape.to_vec() };
+        kept.extend(shape);
+        kept.extend(shape.is_empty().then_some(1));
+        return Ok(kept);
     }
     let alone = usize::from(config.keep_matrix);
-    let mut kept: Vec<usize> = Vec::new();
     for dim in shape.iter().copied().filter(|d| *d != 1) {
         let count = kept.len();
         match kept.last_mut() {
@@ -572,25 +656,26 @@ fn merged(shape: &[usize], config: &Config, limit: usize) -> Vec<usize> {
             _ => kept.push(dim),
         }
     }
-    if kept.is_empty() { vec![1] } else { kept }
+    kept.extend(kept.is_empty().then_some(1));
+    Ok(kept)
 }
 
-fn row_major_strides(shape: &[usize]) -> Vec<usize> {
-    let mut strides = vec![1; shape.len()];
+fn row_major_strides(shape: &[usize]) -> Result<Vec<usize>> {
+    let mut strides = filled(1, shape.len(), LISTS)?;
     for axis in (1..shape.len()).rev() {
         strides[axis - 1] = strides[axis] * shape[axis];
     }
-    strides
+    Ok(strides)
 }
 
 /// The `number`-th index tuple of a grid, in row-major order.
-fn unravel(mut number: usize, grid: &[usize]) -> Vec<usize> {
-    let mut at = vec![0; grid.len()];
+fn unravel(mut number: usize, grid: &[usize]) -> Result<Vec<usize>> {
+    let mut at = filled(0, grid.len(), LISTS)?;
     for (slot, size) in at.iter_mut().zip(grid).rev() {
         *slot = number % size;
         number /= size;
     }
-    at
+    Ok(at)
 }
 
 #[cfg(test)]
@@ -613,22 +698,22 @@ mod tests {
     fn dimensions_merge_from_the_left_while_they_fit() {
         let config = Config::reference();
         let plain = Config { merge_dims: false, ..Config::reference() };
-        assert_eq!(merged(&[8, 4, 3, 3], &config, 32), [32, 9]);
-        assert_eq!(merged(&[6, 4], &config, 1024), [24]);
-        assert_eq!(merged(&[1, 1], &config, 1024), [1]);
-        assert_eq!(merged(&[1, 1], &plain, 1024), [1, 1]);
-        assert_eq!(merged(&[], &plain, 1024), [1]);
-        assert_eq!(merged(&[64, 1, 64], &config, 100), [64, 64]);
+        assert_eq!(merged(&[8, 4, 3, 3], &config, 32).unwrap(), [32, 9]);
+        assert_eq!(merged(&[6, 4], &config, 1024).unwrap(), [24]);
+        assert_eq!(merged(&[1, 1], &config, 1024).unwrap(), [1]);
+        assert_eq!(merged(&[1, 1], &plain, 1024).unwrap(), [1, 1]);
+        assert_eq!(merged(&[], &plain, 1024).unwrap(), [1]);
+        assert_eq!(merged(&[64, 1, 64], &config, 100).unwrap(), [64, 64]);
     }
 
     #[test]
     fn a_matrix_stays_a_matrix_if_asked_for() {
         let config = Config { keep_matrix: true, ..Config::reference() };
-        assert_eq!(merged(&[64, 10], &config, 1024), [64, 10]);
-        assert_eq!(merged(&[32, 3, 3, 3], &config, 1024), [32, 27]);
-        assert_eq!(merged(&[1, 32, 1, 8], &config, 1024), [32, 8]);
-        assert_eq!(merged(&[7], &config, 1024), [7]);
-        assert_eq!(merged(&[64, 512, 3, 3], &config, 1024), [64, 512, 9]);
+        assert_eq!(merged(&[64, 10], &config, 1024).unwrap(), [64, 10]);
+        assert_eq!(merged(&[32, 3, 3, 3], &config, 1024).unwrap(), [32, 27]);
+        assert_eq!(merged(&[1, 32, 1, 8], &config, 1024).unwrap(), [32, 8]);
+        assert_eq!(merged(&[7], &config, 1024).unwrap(), [7]);
+        assert_eq!(merged(&[64, 512, 3, 3], &config, 1024).unwrap(), [64, 512, 9]);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use super::plan::{Array, Content, SlotKind};
 use super::stack::Stack;
 use crate::error::{Error, Kind, Result};
+use crate::memory::{copied, joined, push, reserved, whole_text};
 use crate::tensor::{DType, Element, Precision};
 
 /// The verbs of a stack; one after the other they are a step.
@@ -67,7 +68,7 @@ pub enum Role {
 }
 
 /// A buffer that a verb takes or gives.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Port {
     /// What it is.
     pub role: Role,
@@ -80,7 +81,7 @@ pub struct Port {
 }
 
 /// What a verb takes and gives, in order.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Ports {
     /// Operands.
     pub inputs: Vec<Port>,
@@ -89,55 +90,59 @@ pub struct Ports {
 }
 
 /// The port of one array of the state.
-fn state_port(place: usize, array: &Array) -> Port {
-    Port {
-        role: Role::State(place),
-        name: array.content.name(),
-        elements: vec![array.element],
-        tail: array.tail.clone(),
-    }
+fn state_port(place: usize, array: &Array) -> Result<Port> {
+    port(Role::State(place), &array.content.name()?, &[array.element], &array.tail)
 }
+
+fn port(role: Role, name: &str, elements: &[Element], tail: &[usize]) -> Result<Port> {
+    Ok(Port {
+        role,
+        name: whole_text(format_args!("{name}"), PORTS)?,
+        elements: copied(elements, PORTS)?,
+        tail: copied(tail, PORTS)?,
+    })
+}
+
+/// What the ports are called in errors.
+const PORTS: &str = "the ports";
 
 impl Ports {
     /// The ports of `verb`.
-    pub fn new(verb: Verb, stack: &Stack, layout: &[Array], with_params: bool) -> Ports {
-        let port = |role, name: &str, elements: Vec<Element>, tail: &[usize]| Port {
-            role,
-            name: name.into(),
-            elements,
-            tail: tail.to_vec(),
-        };
+    pub fn new(verb: Verb, stack: &Stack, layout: &[Array], with_params: bool) -> Result<Ports> {
         let own = Element::Real(stack.dtype);
-        let mut inputs = Vec::new();
+        let mut inputs = reserved(3 + layout.len(), PORTS)?;
         if verb != Verb::Check {
-            let any = DType::ALL.map(Element::Real).to_vec();
-            inputs.push(port(Role::Grads, "grads", any, &stack.dims));
-            inputs.extend(with_params.then(|| port(Role::Params, "params", vec![own], &stack.dims)));
+            inputs.push(port(Role::Grads, "grads", &DType::ALL.map(Element::Real), &stack.dims)?);
+            if with_params {
+                inputs.push(port(Role::Params, "params", &[own], &stack.dims)?);
+            }
         }
         inputs.push(match verb {
-            Verb::Accumulate => port(Role::Active, "active", vec![Element::I32], &[]),
-            _ => port(Role::Info, "info", vec![Element::I32], &[]),
+            Verb::Accumulate => port(Role::Active, "active", &[Element::I32], &[])?,
+            _ => port(Role::Info, "info", &[Element::I32], &[])?,
         });
-        let mut outputs = Vec::new();
+        let mut outputs = reserved(3 + layout.len(), PORTS)?;
         if verb == Verb::Apply {
-            let mut elements = vec![own];
-            if stack.dtype.work() == Precision::F32 && stack.dtype != DType::F32 {
-                elements.push(Element::Real(DType::F32));
-            }
-            outputs.push(port(Role::Update, "update", elements, &stack.dims));
+            let wider = stack.dtype.work() == Precision::F32 && stack.dtype != DType::F32;
+            let elements = &[own, Element::Real(DType::F32)][..1 + usize::from(wider)];
+            outputs.push(port(Role::Update, "update", elements, &stack.dims)?);
         }
         for (place, array) in layout.iter().enumerate() {
-            inputs.extend(verb.reads(array.content).then(|| state_port(place, array)));
-            outputs.extend(verb.writes(array.content).then(|| state_port(place, array)));
+            if verb.reads(array.content) {
+                push(&mut inputs, state_port(place, array)?, PORTS)?;
+            }
+            if verb.writes(array.content) {
+                push(&mut outputs, state_port(place, array)?, PORTS)?;
+            }
         }
-        outputs.push(port(Role::Info, "info", vec![Element::I32], &[]));
-        outputs.push(port(Role::Workspace, "workspace", vec![Element::U8], &[]));
-        Ports { inputs, outputs }
+        outputs.push(port(Role::Info, "info", &[Element::I32], &[])?);
+        push(&mut outputs, port(Role::Workspace, "workspace", &[Element::U8], &[])?, PORTS)?;
+        Ok(Ports { inputs, outputs })
     }
 
     /// Ports for all arrays of the state.
-    pub fn state(layout: &[Array]) -> Vec<Port> {
-        layout.iter().enumerate().map(|(place, array)| state_port(place, array)).collect()
+    pub fn state(layout: &[Array]) -> Result<Vec<Port>> {
+        crate::memory::tried(layout.iter().enumerate().map(|(place, array)| state_port(place, array)), PORTS)
     }
 }
 
@@ -149,9 +154,9 @@ impl Port {
 
     /// What is expected, for example `f32[6,4,4]`.
     pub fn expected(&self, batch: &[i64]) -> String {
-        let names: Vec<&str> = self.elements.iter().map(|e| e.name()).collect();
-        let shape: Vec<i64> = batch.iter().copied().chain(self.tail.iter().map(|d| *d as i64)).collect();
-        format!("{}{}", names.join(" or "), dims_text(&shape))
+        let names = joined(self.elements.iter().map(|e| e.name()), " or ");
+        let shape = batch.iter().copied().chain(self.tail.iter().map(|d| *d as i64));
+        format!("{names}[{}]", joined(shape, ","))
     }
 
     /// Checks a buffer of type `element` (or of one that is unknown here, called `called`) and of `shape`.
@@ -176,8 +181,7 @@ impl Port {
 
 /// A shape in messages: `[6,4]`.
 pub fn dims_text(shape: &[i64]) -> String {
-    let sizes: Vec<String> = shape.iter().map(i64::to_string).collect();
-    format!("[{}]", sizes.join(","))
+    format!("[{}]", joined(shape, ","))
 }
 
 /// A buffer that was checked against its port.

@@ -9,8 +9,8 @@ use crate::config::{Config, Device as Place};
 use crate::device::{Binding, Rows, Sites};
 use crate::engine::plan::Content;
 use crate::error::{Error, Result};
+use crate::memory::{Counted, boxed, filled, listed, push};
 use crate::tensor::DType;
-use std::sync::Arc;
 
 /// Everything that a verb is given, checked against its ports.
 pub struct Call<'a> {
@@ -48,12 +48,15 @@ fn typed(buffer: Option<Buffer>) -> (u64, DType) {
     (address(buffer), buffer.and_then(|buffer| buffer.element.real()).unwrap_or(DType::F32))
 }
 
+/// What the addresses of a call's buffers are called in errors.
+const BUFFERS: &str = "the addresses of the buffers";
+
 /// An engine for one stack and one configuration.
 pub struct Session {
     stack: Stack,
     engine: Engine,
-    /// Ports of every verb, without and with parameters, as far as they were asked for.
-    ports: [[Option<Arc<Ports>>; 2]; 3],
+    /// Ports of every verb, without and with parameters and the list of active blocks, as far as they were asked for.
+    ports: [[Option<Counted<Ports>>; 4]; 3],
 }
 
 impl Session {
@@ -62,7 +65,7 @@ impl Session {
         config.validate()?;
         stack.validate(&config)?;
         let plan = stack.plan(&config, stack.count)?;
-        let engine = Engine::new(config, plan, None, Box::new(|_, _| {}))?;
+        let engine = Engine::new(config, plan, None, boxed(|_: Level, _: &str| {}, "the log")?)?;
         Ok(Session { stack, engine, ports: Default::default() })
     }
 
@@ -77,7 +80,7 @@ impl Session {
     }
 
     /// What `verb` takes and gives.
-    pub fn ports(&mut self, verb: Verb, with_params: bool) -> Result<Arc<Ports>> {
+    pub fn ports(&mut self, verb: Verb, with_params: bool, with_active: bool) -> Result<Counted<Ports>> {
         let config = &self.engine.config;
         let decays = config.weight_decay * self.stack.weight_decay_scale != 0.0;
         let needed = match verb {
@@ -92,8 +95,15 @@ impl Session {
             )));
         }
         let layout = &self.engine.plan.stacks[0].layout;
-        let kept = &mut self.ports[verb as usize][usize::from(with_params)];
-        Ok(kept.get_or_insert_with(|| Arc::new(Ports::new(verb, &self.stack, layout, with_params))).clone())
+        let kept = &mut self.ports[verb as usize][usize::from(with_params) + 2 * usize::from(with_active)];
+        if let Some(ports) = kept {
+            return Ok(ports.clone());
+        }
+        let mut ports = Ports::new(verb, &self.stack, layout, with_params)?;
+        ports.inputs.retain(|port| with_active || port.role != Role::Active);
+        let ports = Counted::new(ports, "the ports")?;
+        *kept = Some(ports.clone());
+        Ok(ports)
     }
 
     /// Where the buffers lie.
@@ -107,8 +117,9 @@ impl Session {
     }
 
     /// Where log lines go in the next call.
-    pub fn set_log(&mut self, log: impl Fn(Level, &str) + Send + 'static) {
-        self.engine.log = Box::new(log);
+    pub fn set_log(&mut self, log: impl Fn(Level, &str) + Send + 'static) -> Result<()> {
+        self.engine.log = boxed(log, "the log")?;
+        Ok(())
     }
 
     /// Writes the first values into the arrays of the state, given in the layout's order.
@@ -116,8 +127,8 @@ impl Session {
     /// # Safety
     /// The arrays are writable and have the layout's sizes.
     pub unsafe fn reset(&mut self, state: &[*mut u8]) -> Result<()> {
-        let clocks = vec![Clock::START; self.stack.count];
-        let records = first_records(&self.engine.plan);
+        let clocks = filled(Clock::START, self.stack.count, "the clocks")?;
+        let records = first_records(&self.engine.plan)?;
         let plan = self.engine.plan.clone();
         for (array, data) in plan.stacks[0].layout.iter().zip(state) {
             let at = *data as u64;
@@ -140,13 +151,13 @@ impl Session {
     pub unsafe fn run(&mut self, call: &Call) -> Result<()> {
         let arrays = self.layout().len();
         let given = |place: usize| (call.input(Role::State(place)), call.output(Role::State(place)));
-        let read: Vec<u64> = (0..arrays).map(|place| address(given(place).0.or(given(place).1))).collect();
-        let write: Vec<u64> = (0..arrays).map(|place| address(given(place).1.or(given(place).0))).collect();
+        let read = listed((0..arrays).map(|place| address(given(place).0.or(given(place).1))), BUFFERS)?;
+        let write = listed((0..arrays).map(|place| address(given(place).1.or(given(place).0))), BUFFERS)?;
         let mut copies = Vec::new();
         for (port, output) in call.ports.outputs.iter().zip(call.outputs) {
             let moved = call.input(port.role).filter(|input| input.data != output.data);
             if let Some(input) = moved.filter(|_| port.role != Role::Update) {
-                copies.push((input.data as u64, output.data as u64, output.bytes));
+                push(&mut copies, (input.data as u64, output.data as u64, output.bytes), BUFFERS)?;
             }
         }
         let config = &self.engine.config;

@@ -4,6 +4,7 @@
 use super::plan::{Array, ParamSpec, Plan};
 use crate::config::{Config, Grafting};
 use crate::error::{Error, Result};
+use crate::memory::{copied, tried, whole_text};
 use crate::tensor::DType;
 
 /// Largest order of a block.
@@ -12,7 +13,7 @@ pub const MAX_ORDER: usize = 8;
 pub const MAX_COUNT: usize = 1 << 20;
 
 /// A number of equal blocks.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug, PartialEq)]
 pub struct Stack {
     /// Sizes of a block's axes.
     pub dims: Vec<usize>,
@@ -71,16 +72,23 @@ impl Stack {
 
     /// The plan of `count` blocks: as many parameters of one block each, so that every block has a clock of its own.
     pub(super) fn plan(&self, config: &Config, count: usize) -> Result<Plan> {
-        let spec = |number| ParamSpec {
-            name: format!("block {number}"),
-            shape: self.dims.clone(),
-            dtype: self.dtype,
-            lr_scale: 1.0,
-            weight_decay_scale: self.weight_decay_scale,
-            root: self.root,
-            grafting_only: self.grafting_only,
+        let spec = |number| -> Result<ParamSpec> {
+            Ok(ParamSpec {
+                name: whole_text(format_args!("block {number}"), "a name")?,
+                shape: copied(&self.dims, "the blocks")?,
+                dtype: self.dtype,
+                lr_scale: 1.0,
+                weight_decay_scale: self.weight_decay_scale,
+                root: self.root,
+                grafting_only: self.grafting_only,
+            })
         };
-        Plan::new(config, (0..count).map(spec).collect())
+        Plan::new(config, tried((0..count).map(spec), "the blocks")?)
+    }
+
+    /// A copy of it.
+    pub fn copy(&self) -> Result<Stack> {
+        Ok(Stack { dims: copied(&self.dims, "the blocks")?, ..*self })
     }
 
     /// The arrays of its state, in the order in which they are given.

@@ -59,11 +59,11 @@ pub fn spectral_form(exponent: f64, loss: f64, gain: f64) -> f64 {
 }
 
 /// C_ij = √(a_i a_j)·|f[a_i, a_j]| of the sandwich.
-pub struct Coupling {
+pub struct Coupling<'a> {
     /// a^(1/p) for whole p; else ln a.
-    numbers: Vec<f64>,
-    /// a^(−q/2) for p that is not whole.
-    halves: Vec<f64>,
+    numbers: &'a [f64],
+    /// a^(−q/2).
+    halves: &'a [f64],
     exponent: f64,
     /// p, if it is a whole number up to [`LARGEST_ROOT`].
     root: Option<u32>,
@@ -72,20 +72,18 @@ pub struct Coupling {
 /// Roots up to this one have a closed form; above it a quotient of hyperbolic sines is cheaper.
 pub const LARGEST_ROOT: u32 = 8;
 
-impl Coupling {
-    /// The coefficients of the spectrum `a`, all of it positive.
-    pub fn new(a: &[f64], exponent: f64) -> Coupling {
+impl<'a> Coupling<'a> {
+    /// The coefficients of the spectrum `a`, all of it positive; `room` takes two numbers per eigenvalue.
+    pub fn new(a: &[f64], exponent: f64, room: &'a mut [f64]) -> Coupling<'a> {
         let p = 1.0 / exponent;
         let whole = (p - p.round()).abs() < 1e-12 && p < f64::from(LARGEST_ROOT) + 0.5;
         let root = whole.then(|| p.round() as u32);
-        let number = |a: &f64| if whole { a.powf(exponent) } else { a.ln() };
-        let half = |a: &f64| a.powf(-0.5 * exponent);
-        Coupling {
-            numbers: a.iter().map(number).collect(),
-            halves: if whole { Vec::new() } else { a.iter().map(half).collect() },
-            exponent,
-            root,
+        let (numbers, halves) = room.split_at_mut(a.len());
+        for ((a, number), half) in a.iter().zip(&mut *numbers).zip(&mut *halves) {
+            *number = if whole { a.powf(exponent) } else { a.ln() };
+            *half = a.powf(-0.5 * exponent);
         }
+        Coupling { numbers, halves, exponent, root }
     }
 
     /// C_ij. With x = a^(1/p) it is (x_i x_j)^(p/2−1) / Σ_k x_i^(p−1−k) x_j^k.
@@ -138,7 +136,8 @@ mod tests {
     fn couplings_are_divided_differences() {
         let a = [1e-6, 0.3, 0.30000001, 0.3, 7.0, 2e4];
         for p in [1.0, 1.5, 2.0, 3.0, 4.0, 4.7, 6.0, 8.0, 12.0] {
-            let (q, coupling) = (1.0 / p, Coupling::new(&a, 1.0 / p));
+            let mut room = [0.0; 12];
+            let (q, coupling) = (1.0 / p, Coupling::new(&a, 1.0 / p, &mut room));
             for i in 0..a.len() {
                 for j in 0..a.len() {
                     let (x, y): (f64, f64) = (a[i], a[j]);

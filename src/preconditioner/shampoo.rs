@@ -4,11 +4,19 @@
 use super::policy;
 use crate::config::Config;
 use crate::engine::plan::{Array, SlotKind};
+use crate::error::Result;
+use crate::memory::push;
 use crate::tensor::Precision;
 
 /// Statistic, basis, spectrum and inverse root of every axis, and the spectrum of the last refresh where the policy
 /// needs it; kind by kind, axis by axis.
-pub fn arrays(config: &Config, dims: &[usize], statistic: Precision, work: Precision) -> Vec<Array> {
+pub fn arrays(
+    config: &Config,
+    dims: &[usize],
+    statistic: Precision,
+    work: Precision,
+    arrays: &mut Vec<Array>,
+) -> Result<()> {
     let kinds = [
         (SlotKind::Statistic, statistic),
         (SlotKind::Basis, statistic),
@@ -17,13 +25,12 @@ pub fn arrays(config: &Config, dims: &[usize], statistic: Precision, work: Preci
         (SlotKind::FreshSpectrum, statistic),
     ];
     let kinds = if policy::certifies(config.policy) { &kinds[..] } else { &kinds[..4] };
-    let mut arrays = Vec::with_capacity(kinds.len() * dims.len());
     for &(kind, precision) in kinds {
         for (axis, dim) in dims.iter().enumerate() {
             let square = [*dim, *dim];
             let tail = if kind.is_vector() { &square[..1] } else { &square[..] };
-            arrays.push(Array::numbers(kind, Some(axis), precision, tail));
+            push(arrays, Array::numbers(kind, Some(axis), precision, tail)?, "the plan of blocks")?;
         }
     }
-    arrays
+    Ok(())
 }

@@ -170,7 +170,8 @@ pub fn named_compiler(name: &str) -> Command {
     command
 }
 
-fn compile(source: &Path, language: Language, watch: Watch, include: &Path, program: &Path) {
+/// Compiles a program and links it with the library.
+pub fn compile(source: &Path, language: Language, watch: Watch, include: &Path, program: &Path) {
     let mut command = compilation(source, language, watch, include);
     command.arg("-o").arg(program);
     command.arg("-L").arg(&*LIBRARIES).arg(format!("-Wl,-rpath,{}", LIBRARIES.display()));

@@ -9,6 +9,7 @@ use crate::engine::plan::Array;
 use crate::engine::ports::{Buffer, Port, Ports, Role, refuse_overlaps};
 use crate::engine::stack::Stack;
 use crate::error::{Error, Kind, Result};
+use crate::memory::{listed, reserved};
 use crate::tensor::Element;
 
 /// The arguments of one call, by port.
@@ -147,16 +148,16 @@ pub unsafe fn read_state(list: &State, layout: &[Array], stack: &Stack) -> Resul
     if list.tensors.is_null() {
         return Err(Error::invalid(format!("{} is NULL; expected {} tensors", list.called, layout.len())));
     }
-    let ports = Ports { inputs: Vec::new(), outputs: Ports::state(layout) };
+    let ports = Ports { inputs: Vec::new(), outputs: Ports::state(layout)? };
     let name = |place: usize| format!("{}[{place}] '{}'", list.called, ports.outputs[place].name);
-    let mut given = Vec::with_capacity(layout.len());
+    let mut given = reserved(layout.len(), "the buffers")?;
     for (place, port) in ports.outputs.iter().enumerate() {
         // SAFETY: the caller's contract.
         let read = unsafe { read_tensor(list.tensors.add(place), port, stack.count, list.device) };
         given.push(read.map_err(|cause| named(cause, &name(place)))?);
     }
     refuse_overlaps(&ports, &[], &given, |_, place| name(place))?;
-    Ok(given.iter().map(|given| given.data).collect())
+    listed(given.iter().map(|given| given.data), "the buffers")
 }
 
 /// A contiguous tensor in the device's memory that fits its port.
@@ -188,9 +189,10 @@ unsafe fn read_tensor(
         return Err(Error::invalid(format!("shape is NULL; expected {}", expected())));
     }
     // SAFETY: the caller gives `ndim` sizes.
-    let shape: Vec<i64> = (0..wanted).map(|a| unsafe { tensor.shape.add(a).read_unaligned() }).collect();
+    let sizes = (0..wanted).map(|a| unsafe { tensor.shape.add(a).read_unaligned() });
+    let shape = listed(sizes, "a shape")?;
     let found = element_of(tensor.dtype);
-    let called = found.map_or_else(|| dtype_text(tensor.dtype), |e| e.name().to_string());
+    let called = found.map_or_else(|| dtype_text(tensor.dtype), |e| format!("{}", e.name()));
     let wrong = shape.iter().zip(batch.iter().copied().chain(port.tail.iter().map(|dim| *dim as i64)));
     let wrong = wrong.enumerate().find(|(_, (size, wanted))| **size != *wanted).map(|(axis, _)| axis);
     let element = port.check(&batch, found, &called, &shape).map_err(|cause| match wrong {

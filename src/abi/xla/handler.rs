@@ -9,6 +9,7 @@ use crate::engine::ports::{Buffer as Given, Port, Ports, Role, Verb, dims_text, 
 use crate::engine::session::Call;
 use crate::engine::stack::Stack;
 use crate::error::{Error, Kind, Result};
+use crate::memory::{filled, joined, listed, tried};
 use crate::tensor::{DType, Element};
 use libc::c_void;
 
@@ -21,8 +22,7 @@ pub struct Platform {
 }
 
 /// Host memory.
-pub const CPU: Platform =
-    Platform { device: |_| Ok("cpu".to_string()), stream: |_| Ok(std::ptr::null_mut()) };
+pub const CPU: Platform = Platform { device: |_| Ok(format!("cpu")), stream: |_| Ok(std::ptr::null_mut()) };
 
 /// NVIDIA devices: the one that the buffers lie on, and XLA's stream.
 pub const CUDA: Platform = Platform {
@@ -67,8 +67,8 @@ pub unsafe fn perform(verb: Verb, platform: &Platform, frame: &CallFrame) -> Res
     // With too few operands other mistakes are only consequences.
     let taken = device.and(taken);
     let (batch, mut session) = taken.map_err(|cause| arity().err().unwrap_or(cause))?;
-    session.set_log(|_, _| {});
-    let ports = session.ports(verb, attributes.with_params);
+    session.set_log(|_, _| {})?;
+    let ports = session.ports(verb, attributes.with_params, true);
     let ports = ports.map_err(|cause| arity().err().unwrap_or(cause))?;
     if (ports.inputs.len(), ports.outputs.len()) != (inputs.len(), outputs.len()) {
         arity()?;
@@ -118,22 +118,22 @@ unsafe fn views<'a>(list: &Buffers, what: &str) -> Result<Vec<View<'a>>> {
             Ok(View { data: buffer.data.cast(), element, called, shape })
         }
     };
-    (0..size).map(view).collect()
+    tried((0..size).map(view), "the buffers")
 }
 
 /// The element type that an `XLA_FFI_DataType` names, and its name.
 fn element_of(dtype: i32) -> (Option<Element>, String) {
     if let Some(element) = Element::from_xla(dtype) {
-        return (Some(element), element.name().to_string());
+        return (Some(element), format!("{}", element.name()));
     }
     let name = match dtype {
-        1 => "pred".to_string(),
-        2 => "i8".to_string(),
-        3 => "i16".to_string(),
-        5 => "i64".to_string(),
-        9 => "u64".to_string(),
-        15 => "c64".to_string(),
-        18 => "c128".to_string(),
+        1 => format!("pred"),
+        2 => format!("i8"),
+        3 => format!("i16"),
+        5 => format!("i64"),
+        9 => format!("u64"),
+        15 => format!("c64"),
+        18 => format!("c128"),
         other => format!("type {other}"),
     };
     (None, name)
@@ -141,17 +141,13 @@ fn element_of(dtype: i32) -> (Option<Element>, String) {
 
 /// Says which operands or results are missing or too many; their number does not depend on sizes.
 fn check_arity(verb: Verb, attributes: &Attributes, inputs: usize, outputs: usize) -> Result<()> {
-    let stack = stack(attributes, vec![1; attributes.order], 1, DType::F32);
+    let stack = stack(attributes, filled(1, attributes.order, "a shape")?, 1, DType::F32);
     let layout = stack.layout(&attributes.config)?;
-    let ports = Ports::new(verb, &stack, &layout, attributes.with_params);
+    let ports = Ports::new(verb, &stack, &layout, attributes.with_params)?;
     for (what, ports, got) in [("operands", &ports.inputs, inputs), ("results", &ports.outputs, outputs)] {
         if ports.len() != got {
-            let names: Vec<&str> = ports.iter().map(|p| p.name.as_str()).collect();
-            return Err(Error::invalid(format!(
-                "expected {} {what} ({}), got {got}",
-                ports.len(),
-                names.join(", ")
-            )));
+            let names = joined(ports.iter().map(|p| p.name.as_str()), ", ");
+            return Err(Error::invalid(format!("expected {} {what} ({names}), got {got}", ports.len(),)));
         }
     }
     Ok(())
@@ -177,7 +173,7 @@ fn read_stack<'a>(verb: Verb, attributes: &Attributes, inputs: &[View<'a>]) -> R
     let (batch, dims, found) = if verb == Verb::Check {
         // info, clock, record, then the statistics, bases, spectra and inverse roots of every axis.
         let statistic = |axis: usize| inputs.get(3 + axis).and_then(|v| v.shape.last()).copied();
-        let dims = (0..order).map(|axis| statistic(axis).map_or(1, size)).collect();
+        let dims = listed((0..order).map(|axis| statistic(axis).map_or(1, size)), "a shape")?;
         let double = inputs.get(3 + 3 * order).and_then(real) == Some(DType::F64);
         (first, dims, Some(if double { DType::F64 } else { DType::F32 }))
     } else {
@@ -189,7 +185,7 @@ fn read_stack<'a>(verb: Verb, attributes: &Attributes, inputs: &[View<'a>]) -> R
         }
         let (batch, dims) = first.split_at(first.len() - order);
         let own = if attributes.with_params { &inputs[1] } else { &inputs[0] };
-        (batch, dims.iter().copied().map(size).collect(), real(own))
+        (batch, listed(dims.iter().copied().map(size), "a shape")?, real(own))
     };
     let count = batch.iter().map(|d| size(*d)).try_fold(1usize, usize::checked_mul);
     // A type that is none of the four is refused by the port, against the default.
@@ -219,5 +215,5 @@ fn give(what: &str, ports: &[Port], views: &[View], batch: &[i64], need: usize) 
         }
         Ok(Given { data: view.data, element, bytes: port.stride(element) * count as usize })
     };
-    ports.iter().zip(views).enumerate().map(check).collect()
+    tried(ports.iter().zip(views).enumerate().map(check), "the buffers")
 }

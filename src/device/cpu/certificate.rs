@@ -48,10 +48,27 @@ impl<S: Real> Corrected<'_, S> {
             let matrix = |which| std::slice::from_raw_parts_mut(scratch.matrix::<S>(which), n * n);
             (matrix(2), matrix(0), matrix(1))
         };
-        let q = self.exponent;
-        let a: Vec<f64> = self.diagonal.iter().map(|d| d + self.epsilon).collect();
-        let coupling = Coupling::new(&a, q);
-        let roots: Vec<f64> = a.iter().map(|a| 1.0 / a.sqrt()).collect();
+        // Vectors of the scratch, taken out of it so that the rest can be used.
+        let mut room = std::mem::take(&mut scratch.room);
+        let found = self.bound_in(order, scratch, &mut room, (m, work, inverse));
+        scratch.room = room;
+        found
+    }
+
+    fn bound_in(
+        &self,
+        order: Certificate,
+        scratch: &mut Scratch,
+        room: &mut [f64],
+        (m, work, inverse): (&mut [S], &mut [S], &mut [S]),
+    ) -> Found {
+        let (n, q) = (self.diagonal.len(), self.exponent);
+        let (a, rest) = room.split_at_mut(n);
+        let (roots, rest) = rest.split_at_mut(n);
+        let (coupling, rest) = rest.split_at_mut(2 * n);
+        a.iter_mut().zip(self.diagonal).for_each(|(a, d)| *a = d + self.epsilon);
+        roots.iter_mut().zip(&*a).for_each(|(root, a)| *root = 1.0 / a.sqrt());
+        let coupling = Coupling::new(a, q, coupling);
         let (mut squares, mut first_order) = (0.0, 0.0);
         for j in 0..n {
             let column = &mut m[j * n..(j + 1) * n];
@@ -80,14 +97,14 @@ impl<S: Real> Corrected<'_, S> {
         }
         // H ⪰ c·D₀, so that N ⪰ (c·D₀ + ε)/(diag H + ε).
         let kept = |fresh: &S| order.kept * fresh.wide() + self.epsilon;
-        let least = self.fresh.iter().zip(&a).map(|(fresh, a)| kept(fresh) / a).fold(1.0, f64::min);
+        let least = self.fresh.iter().zip(&*a).map(|(fresh, a)| kept(fresh) / a).fold(1.0, f64::min);
         let average = 1.0 - least;
         let by_average = proxy * bound::growth(q, average);
         if by_average <= order.target {
             return found(by_average, BoundRule::Average);
         }
         let n_real = n as f64;
-        let radius = spectral_radius(m, n).min(change * ((n_real - 1.0) / n_real).sqrt());
+        let radius = spectral_radius(m, n, rest).min(change * ((n_real - 1.0) / n_real).sqrt());
         let loss = average.min(radius);
         let by_spectrum = (proxy * bound::growth(q, loss)).min(bound::spectral_form(q, loss, radius));
         if by_spectrum <= order.target {
@@ -109,12 +126,14 @@ impl<S: Real> Corrected<'_, S> {
 }
 
 /// max_i (|M| v)_i / v_i ≥ the largest |eigenvalue| of M, for any v > 0 (Collatz–Wielandt); v is a few steps of the
-/// power method.
-fn spectral_radius<S: Real>(m: &[S], n: usize) -> f64 {
-    let mut v = vec![1.0; n];
+/// power method. `room` is for two vectors.
+fn spectral_radius<S: Real>(m: &[S], n: usize, room: &mut [f64]) -> f64 {
+    let (v, rest) = room.split_at_mut(n);
+    let image = &mut rest[..n];
+    v.fill(1.0);
     let mut radius = f64::INFINITY;
     for _ in 0..3 {
-        let mut image = vec![0.0; n];
+        image.fill(0.0);
         for j in 0..n {
             let (mut sum, own) = (0.0, v[j]);
             for i in j + 1..n {
@@ -124,11 +143,11 @@ fn spectral_radius<S: Real>(m: &[S], n: usize) -> f64 {
             }
             image[j] += sum;
         }
-        let worst = image.iter().zip(&v).map(|(w, v)| w / v).fold(0.0, f64::max);
+        let worst = image.iter().zip(&*v).map(|(w, v)| w / v).fold(0.0, f64::max);
         radius = radius.min(worst);
         let mean = image.iter().sum::<f64>() / n as f64;
         // Every entry stays positive, however little it takes part.
-        v.iter_mut().zip(&image).for_each(|(v, w)| *v = w + 1e-3 * mean + f64::MIN_POSITIVE);
+        v.iter_mut().zip(&*image).for_each(|(v, w)| *v = w + 1e-3 * mean + f64::MIN_POSITIVE);
     }
     radius
 }

@@ -2,6 +2,8 @@
 //! and the test that a result must pass.
 
 use super::real::Real;
+use crate::error::{Error, Result};
+use crate::memory::{filled, listed};
 use faer::diag::DiagMut;
 use faer::dyn_stack::{MemBuffer, MemStack, StackReq};
 use faer::linalg::evd::{
@@ -47,36 +49,39 @@ pub(super) fn decompose<S: Real>(a: &[S], spectrum: &mut [S], basis: &mut [S], s
 }
 
 /// A in double precision, scaled to norm one, with faer's own parameters.
-pub(super) fn decompose_double(a: &[f64], n: usize) -> Option<Eigen> {
+pub(super) fn decompose_double(a: &[f64], n: usize) -> Result<Option<Eigen>> {
     // faer's divide and conquer has absolute cutoffs: a matrix far below norm one loses its digits.
-    let (scaled, norm) = unit(a)?;
+    let Some((scaled, norm)) = unit(a)? else { return Ok(None) };
     let params = Spec::new(<SelfAdjointEvdParams as Auto<f64>>::auto());
     let need = self_adjoint_evd_scratch::<f64>(n, ComputeEigenvectors::Yes, Par::Seq, params);
-    let mut scratch = MemBuffer::try_new(need).ok()?;
-    let (mut spectrum, mut basis) = (vec![0.0; n], vec![0.0; n * n]);
-    self_adjoint_evd(
+    let mut scratch = MemBuffer::try_new(need).map_err(|_| refused(need))?;
+    let (mut spectrum, mut basis) = (zeros(n)?, zeros(n * n)?);
+    let done = self_adjoint_evd(
         MatRef::from_column_major_slice(&scaled, n, n),
         DiagMut::from_slice_mut(&mut spectrum),
         Some(MatMut::from_column_major_slice_mut(&mut basis, n, n)),
         Par::Seq,
         MemStack::new(&mut scratch),
         params,
-    )
-    .ok()?;
+    );
+    if done.is_err() {
+        return Ok(None);
+    }
     spectrum.iter_mut().for_each(|d| *d *= norm);
-    Some(Eigen { spectrum, basis })
+    Ok(Some(Eigen { spectrum, basis }))
 }
 
 /// The singular value decomposition: for a positive semidefinite A its left vectors are a basis. The
 /// spectrum is the Rayleigh quotients, which keep the sign of an eigenvalue that rounding made negative.
-pub(super) fn decompose_svd(a: &[f64], n: usize) -> Option<Eigen> {
-    let (scaled, norm) = unit(a)?;
+pub(super) fn decompose_svd(a: &[f64], n: usize) -> Result<Option<Eigen>> {
+    let Some((scaled, norm)) = unit(a)? else { return Ok(None) };
     let params = Spec::default();
     let (yes, no) = (ComputeSvdVectors::Full, ComputeSvdVectors::No);
-    let mut scratch = MemBuffer::try_new(svd_scratch::<f64>(n, n, yes, no, Par::Seq, params)).ok()?;
-    let (mut values, mut basis) = (vec![0.0; n], vec![0.0; n * n]);
+    let need = svd_scratch::<f64>(n, n, yes, no, Par::Seq, params);
+    let mut scratch = MemBuffer::try_new(need).map_err(|_| refused(need))?;
+    let (mut values, mut basis, mut image) = (zeros(n)?, zeros(n * n)?, zeros(n)?);
     let matrix = MatRef::from_column_major_slice(&scaled, n, n);
-    svd(
+    let done = svd(
         matrix,
         DiagMut::from_slice_mut(&mut values),
         Some(MatMut::from_column_major_slice_mut(&mut basis, n, n)),
@@ -84,62 +89,78 @@ pub(super) fn decompose_svd(a: &[f64], n: usize) -> Option<Eigen> {
         Par::Seq,
         MemStack::new(&mut scratch),
         params,
-    )
-    .ok()?;
-    let spectrum = basis
-        .chunks_exact(n)
-        .map(|q| {
-            let image = image(&scaled, q);
-            norm * image.iter().zip(q).map(|(x, y)| x * y).sum::<f64>()
-        })
-        .collect();
-    Some(Eigen { spectrum, basis })
+    );
+    if done.is_err() {
+        return Ok(None);
+    }
+    for (value, q) in values.iter_mut().zip(basis.chunks_exact(n)) {
+        product(&scaled, q, &mut image);
+        *value = norm * image.iter().zip(q).map(|(x, y)| x * y).sum::<f64>();
+    }
+    Ok(Some(Eigen { spectrum: values, basis }))
 }
 
-fn unit(a: &[f64]) -> Option<(Vec<f64>, f64)> {
+fn unit(a: &[f64]) -> Result<Option<(Vec<f64>, f64)>> {
     let norm = a.iter().map(|x| x.abs()).fold(0.0, f64::max);
     if !(norm.is_finite() && norm > 0.0) {
-        return None;
+        return Ok(None);
     }
-    Some((a.iter().map(|x| x / norm).collect(), norm))
+    Ok(Some((listed(a.iter().map(|x| x / norm), DECOMPOSITION)?, norm)))
 }
 
-/// A·x for a column-major A.
-fn image<S: Real>(a: &[S], x: &[f64]) -> Vec<f64> {
-    let n = x.len();
-    let mut y = vec![0.0; n];
-    for (column, x) in a.chunks_exact(n).zip(x) {
+/// What the memory of a decomposition is called in errors.
+const DECOMPOSITION: &str = "a decomposition";
+
+fn zeros(count: usize) -> Result<Vec<f64>> {
+    filled(0.0, count, DECOMPOSITION)
+}
+
+fn refused(need: StackReq) -> Error {
+    Error::out_of_memory(DECOMPOSITION, need.unaligned_bytes_required() as u128)
+}
+
+/// y = A·x for a column-major A.
+fn product<S: Real>(a: &[S], x: &[f64], y: &mut [f64]) {
+    y.fill(0.0);
+    for (column, x) in a.chunks_exact(x.len()).zip(x) {
         y.iter_mut().zip(column).for_each(|(y, a)| *y += a.wide() * x);
     }
-    y
 }
 
-/// Qᵀ·x for a column-major Q.
-fn coordinates<S: Real>(q: &[S], x: &[f64]) -> Vec<f64> {
-    q.chunks_exact(x.len()).map(|column| column.iter().zip(x).map(|(q, x)| q.wide() * x).sum()).collect()
+/// y = Qᵀ·x for a column-major Q.
+fn coordinates<S: Real>(q: &[S], x: &[f64], y: &mut [f64]) {
+    for (y, column) in y.iter_mut().zip(q.chunks_exact(x.len())) {
+        *y = column.iter().zip(x).map(|(q, x)| q.wide() * x).sum();
+    }
 }
 
 /// Sign vectors that a decomposition is tried on.
 const PROBES: u64 = 4;
 
 /// Whether Q is orthogonal and Q diag(D) Qᵀ is A, tried on a few sign vectors: for a random z,
-/// E‖(QᵀQ − I)z‖² = ‖QᵀQ − I‖_F², at the price of O(n²) instead of O(n³).
-pub(super) fn is_sound<S: Real>(a: &[S], spectrum: &[S], basis: &[S]) -> bool {
+/// E‖(QᵀQ − I)z‖² = ‖QᵀQ − I‖_F², at the price of O(n²) instead of O(n³). `room` is for four vectors.
+pub(super) fn is_sound<S: Real>(a: &[S], spectrum: &[S], basis: &[S], room: &mut [f64]) -> bool {
     let n = spectrum.len();
     if spectrum.iter().any(|d| !d.wide().is_finite()) || basis.iter().any(|q| !q.wide().is_finite()) {
         return false;
     }
     let size = a.iter().map(|x| x.wide() * x.wide()).sum::<f64>().sqrt();
     let mut seed = 0x9E37_79B9_7F4A_7C15u64;
+    let (z, rest) = room.split_at_mut(n);
+    let (x, rest) = rest.split_at_mut(n);
+    let (y, rest) = rest.split_at_mut(n);
+    let last = &mut rest[..n];
     (0..PROBES).all(|_| {
-        let z: Vec<f64> = (0..n).map(|_| sign(&mut seed)).collect();
+        z.iter_mut().for_each(|z| *z = sign(&mut seed));
         let norm = (n as f64).sqrt();
-        let turned = image(basis, &z);
-        let back = coordinates(basis, &turned);
-        let missing = distance(&back, &z) / norm;
-        let in_basis: Vec<f64> =
-            coordinates(basis, &z).iter().zip(spectrum).map(|(c, d)| c * d.wide()).collect();
-        let wrong = distance(&image(basis, &in_basis), &image(a, &z));
+        product(basis, z, x);
+        coordinates(basis, x, y);
+        let missing = distance(y, z) / norm;
+        coordinates(basis, z, x);
+        x.iter_mut().zip(spectrum).for_each(|(x, d)| *x *= d.wide());
+        product(basis, x, y);
+        product(a, z, last);
+        let wrong = distance(y, last);
         missing <= S::BASIS_TOLERANCE && wrong <= S::BASIS_TOLERANCE * size * norm
     })
 }

@@ -13,6 +13,7 @@ mod redamp;
 mod refresh;
 mod scratch;
 mod sense;
+mod thread;
 mod walks;
 
 use super::{
@@ -22,14 +23,13 @@ use super::{
 use crate::engine::plan::{ParamPlan, Plan, SlotId};
 use crate::engine::rules::{Clock, Rules};
 use crate::error::{Error, Result};
-use crate::memory::{ALIGNMENT, Allocator, Arena};
+use crate::memory::{ALIGNMENT, Allocator, Arena, Counted, filled, reserved, tried};
 use crate::preconditioner::FactorRecord;
 use crate::preconditioner::policy::Sensed;
 use crate::tensor::Precision;
 use parking_lot::Mutex;
 use pool::Workers;
 use scratch::{Scratch, ScratchShape};
-use std::sync::Arc;
 use walks::Walks;
 
 /// Calls a function that is generic over the work and the statistic precision.
@@ -110,7 +110,7 @@ struct BlockStep {
 
 /// What tasks share: the plan, where the state and the caller's memory are, and the workspace.
 struct Shared {
-    plan: Arc<Plan>,
+    plan: Counted<Plan>,
     walks: Walks,
     /// Address of every array of the state.
     arrays: Vec<u64>,
@@ -241,41 +241,42 @@ impl Cpu {
     /// The CPU for `plan`, on `threads` threads (0: one per core). Without an allocator it works on a borrowed
     /// state and workspace, on the process's shared threads.
     pub fn new(
-        plan: Arc<Plan>,
+        plan: Counted<Plan>,
         threads: usize,
         keeps_diagonals: bool,
         allocator: Option<Allocator>,
     ) -> Result<Cpu> {
-        let walks = Walks::new(&plan);
-        let mut diagonal_offsets = Vec::with_capacity(plan.factors.len());
+        let what = "the tasks of a step";
+        let walks = Walks::new(&plan)?;
+        let mut diagonal_offsets = reserved(plan.factors.len(), what)?;
         let mut diagonals = 0;
         for factor in &plan.factors {
             diagonal_offsets.push(diagonals);
             diagonals += if keeps_diagonals { factor.dim } else { 0 };
         }
         let shape = ScratchShape::new(&plan);
-        let workers = if allocator.is_some() { Workers::own(threads) } else { Workers::shared(threads) };
+        let workers = Workers::new(threads)?;
         let count = workers.threads().min(plan.factors.len());
         let blocks = plan.blocks.len();
         let mut cpu = Cpu {
             own: None,
             workers,
-            scratches: (0..count).map(|_| Mutex::new(Scratch::new(shape))).collect(),
+            scratches: tried((0..count).map(|_| Ok(Mutex::new(Scratch::new(shape)?))), what)?,
             shape,
-            chunk_sums: vec![0.0; walks.chunks.len()],
-            tile_sums: vec![0.0; walks.partials],
-            steps: vec![BlockStep::default(); blocks],
-            infos: vec![0; blocks],
+            chunk_sums: filled(0.0, walks.chunks.len(), what)?,
+            tile_sums: filled(0.0, walks.partials, what)?,
+            steps: filled(BlockStep::default(), blocks, what)?,
+            infos: filled(0, blocks, what)?,
             left_out: 0,
-            sensed: Vec::new(),
-            diagonals: vec![0.0; diagonals],
+            sensed: reserved(plan.factors.len(), what)?,
+            diagonals: filled(0.0, diagonals, what)?,
             inspected: false,
-            write: Vec::new(),
+            write: reserved(plan.arrays.len(), what)?,
             copies: Vec::new(),
             infos_out: 0,
             shared: Shared {
-                arrays: vec![0; plan.arrays.len()],
-                sites: vec![Site::ABSENT; blocks],
+                arrays: filled(0, plan.arrays.len(), what)?,
+                sites: filled(Site::ABSENT, blocks, what)?,
                 work: std::ptr::null_mut(),
                 plan,
                 walks,
@@ -375,6 +376,9 @@ impl Device for Cpu {
     }
 
     unsafe fn bind(&mut self, binding: &Binding) -> Result<()> {
+        if !self.shared.plan.factors.is_empty() {
+            product::ready()?;
+        }
         if self.own.is_none() {
             let (start, bytes) = (binding.workspace.0 as *mut u8, binding.workspace.1);
             let need = self.workspace_bytes();
@@ -391,6 +395,8 @@ impl Device for Cpu {
         self.write.clear();
         self.write.extend_from_slice(binding.write);
         self.copies.clear();
+        let refused = |_| Error::out_of_memory("the list of copies", size_of_val(binding.copies) as u128);
+        self.copies.try_reserve(binding.copies.len()).map_err(refused)?;
         self.copies.extend_from_slice(binding.copies);
         self.take_sites(&binding.sites);
         let (read, write) = binding.infos;
@@ -445,14 +451,19 @@ impl Device for Cpu {
         Ok(())
     }
 
-    fn refresh(&mut self, rules: &Rules, orders: &[RefreshOrder]) -> Result<Option<Vec<Refreshed>>> {
-        let answers = refresh::refresh(self, rules, orders);
-        for (order, answer) in orders.iter().zip(&answers) {
+    fn refresh(
+        &mut self,
+        rules: &Rules,
+        orders: &[RefreshOrder],
+        answers: &mut Vec<Refreshed>,
+    ) -> Result<bool> {
+        refresh::refresh(self, rules, orders, answers);
+        for (order, answer) in orders.iter().zip(&*answers) {
             if answer.rung != Rung::Chosen {
                 self.infos[self.shared.plan.factors[order.factor].block] |= INFO_FELL_BACK;
             }
         }
-        Ok(Some(answers))
+        Ok(true)
     }
 
     fn store_records(&mut self, records: &[FactorRecord], _: &[Pending]) -> Result<()> {

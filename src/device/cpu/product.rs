@@ -1,7 +1,43 @@
 //! Matrix products on raw, strided memory: a thin layer over faer, plus what keeps symmetry's gain.
 
 use super::real::Real;
+use crate::error::Result;
+use crate::memory::{filled, probe};
 use faer::{Accum, MatMut, MatRef, Par};
+use std::cell::Cell;
+
+/// Bytes that faer's products may take, once, on every thread that multiplies: twice the last cache. They are taken
+/// in a way that aborts the process where they cannot be had, so they are asked for before.
+const PACKING: u128 = 64 << 20;
+/// Side of a product that is not done in registers.
+const SIDE: usize = 64;
+
+thread_local! {
+    static READY: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Lets this thread take what products need on it: afterwards none of them allocates.
+pub fn ready() -> Result<()> {
+    if READY.with(Cell::get) {
+        return Ok(());
+    }
+    let what = "the workspace of products on a thread";
+    let mut singles = filled(0f32, 3 * SIDE * SIDE, what)?;
+    let mut doubles = filled(0f64, 3 * SIDE * SIDE, what)?;
+    probe(PACKING, what)?;
+    square(&mut singles);
+    square(&mut doubles);
+    READY.with(|ready| ready.set(true));
+    Ok(())
+}
+
+/// A product among three matrices that lie one after the other.
+fn square<T: Real>(numbers: &mut [T]) {
+    let [target, left, right] =
+        [0, 1, 2].map(|place| Span2::square(numbers.as_mut_ptr().wrapping_add(place * SIDE * SIDE), SIDE));
+    // SAFETY: three matrices that do not overlap.
+    unsafe { multiply(target, false, left, right, T::of(1.0)) };
+}
 
 /// A matrix somewhere in memory: row `i`, column `j` at `data + i·row + j·col`.
 #[derive(Clone, Copy)]

@@ -1,7 +1,8 @@
 //! The verb `refresh`: a new basis and spectrum, by a ladder that never fails a step.
 //!
 //! Chosen precision → double precision → singular value decomposition → keep the stale basis. A rung
-//! counts only if its result is finite, orthogonal and reproduces the statistic.
+//! counts only if its result is finite, orthogonal and reproduces the statistic. The first one works in memory of its
+//! own; the others allocate, and count as failed where no memory can be had.
 
 use super::evd::{self, Eigen};
 use super::real::Real;
@@ -11,10 +12,14 @@ use super::{Cpu, Places, Precision, Shared};
 use crate::config::InjectFault;
 use crate::device::{RefreshOrder, Refreshed, Rung};
 use crate::engine::rules::Rules;
+use crate::error::Result;
+use crate::memory::listed;
+use std::cell::Cell;
 
-/// Renews bases and spectra; an answer per order.
-pub(super) fn refresh(cpu: &mut Cpu, rules: &Rules, orders: &[RefreshOrder]) -> Vec<Refreshed> {
-    let mut refreshed = vec![Refreshed::default(); orders.len()];
+/// Renews bases and spectra; an answer per order. The list has room for one per factor.
+pub(super) fn refresh(cpu: &mut Cpu, rules: &Rules, orders: &[RefreshOrder], refreshed: &mut Vec<Refreshed>) {
+    refreshed.clear();
+    refreshed.resize(orders.len(), Refreshed::default());
     let answers = Places(refreshed.as_mut_ptr());
     cpu.each_factor(orders.len(), &|shared, task, scratch| {
         let order = &orders[task];
@@ -25,7 +30,6 @@ pub(super) fn refresh(cpu: &mut Cpu, rules: &Rules, orders: &[RefreshOrder]) -> 
         // SAFETY: one place per task.
         unsafe { answers.put(task, answer) };
     });
-    refreshed
 }
 
 fn refresh_factor<S: Real>(
@@ -67,7 +71,8 @@ fn refresh_factor<S: Real>(
         // SAFETY: `rotate` filled matrix 2.
         let h = unsafe { std::slice::from_raw_parts(scratch.matrix::<S>(2), n * n) };
         let base = order.base.at(bounds(spectrum).eigenvalue_max);
-        noise_floor = Drift { h, spectrum, exponent: factor.exponent }.proxy(base);
+        let weights = Cell::from_mut(&mut scratch.room[..n]).as_slice_of_cells();
+        noise_floor = Drift { h, spectrum, exponent: factor.exponent, weights }.proxy(base);
     }
     Refreshed { rung, noise_floor, ..bounds(spectrum) }
 }
@@ -138,20 +143,26 @@ fn climb_scaled<S: Real>(a: &[S], q: &mut [S], fault: InjectFault, scratch: &mut
         if fault == EvdNonorthogonal {
             q.copy_within(0..n, n);
         }
-        if evd::is_sound(a, spectrum, q) {
+        if evd::is_sound(a, spectrum, q, &mut scratch.room) {
             scratch.vector.iter_mut().zip(&*spectrum).for_each(|(v, d)| *v = d.wide());
             return Rung::Chosen;
         }
     }
-    type Path = fn(&[f64], usize) -> Option<Eigen>;
+    type Path = fn(&[f64], usize) -> Result<Option<Eigen>>;
     let paths: [(Rung, bool, Path); 2] = [
         (Rung::Double, matches!(fault, EvdDouble | EvdAll), evd::decompose_double),
         (Rung::Svd, fault == EvdAll, evd::decompose_svd),
     ];
-    let wide: Vec<f64> = a.iter().map(|x| x.wide()).collect();
+    // A rung that no memory can be had for has failed like any other.
+    let Ok(wide) = listed(a.iter().map(|x| x.wide()), "a decomposition in double precision") else {
+        return Rung::Stale;
+    };
     for (rung, fails, path) in paths {
-        let Some(eigen) = path(&wide, n).filter(|_| !fails) else { continue };
-        if evd::is_sound(&wide, &eigen.spectrum, &eigen.basis) {
+        let Ok(Some(eigen)) = path(&wide, n) else { continue };
+        if fails {
+            continue;
+        }
+        if evd::is_sound(&wide, &eigen.spectrum, &eigen.basis, &mut scratch.room) {
             q.iter_mut().zip(&eigen.basis).for_each(|(q, x)| *q = S::of(*x));
             scratch.vector.copy_from_slice(&eigen.spectrum);
             return rung;

@@ -6,7 +6,8 @@ use super::product::{Span2, mirror, multiply, multiply_lower};
 use super::real::Real;
 use super::{Precision, Shared};
 use crate::engine::plan::{FactorPlan, Plan};
-use crate::memory::aligned;
+use crate::error::Result;
+use crate::memory::{aligned, filled, reserved};
 use faer::dyn_stack::MemStack;
 
 /// Three square matrices, a vector, and the scratch of an eigendecomposition.
@@ -15,6 +16,8 @@ pub(super) struct Scratch {
     memory: *mut u8,
     /// A vector in double precision.
     pub vector: Vec<f64>,
+    /// Room for four more.
+    pub room: Vec<f64>,
 }
 
 // SAFETY: the memory is the scratch's own as long as it is placed there.
@@ -60,8 +63,14 @@ impl ScratchShape {
 
 impl Scratch {
     /// The scratch that has no memory yet.
-    pub fn new(shape: ScratchShape) -> Scratch {
-        Scratch { shape, memory: std::ptr::null_mut(), vector: Vec::with_capacity(shape.side) }
+    pub fn new(shape: ScratchShape) -> Result<Scratch> {
+        let what = "the workspace of a check";
+        Ok(Scratch {
+            shape,
+            memory: std::ptr::null_mut(),
+            vector: reserved(shape.side, what)?,
+            room: filled(0.0, 6 * shape.side, what)?,
+        })
     }
 
     /// Takes [`ScratchShape::bytes`] at `memory`, aligned, as its own.

@@ -8,6 +8,7 @@ use super::{Cpu, Places, Precision, Shared};
 use crate::device::{SEARCH_RATIO, SenseOrder};
 use crate::engine::rules::Rules;
 use crate::preconditioner::policy::{BoundRule, Sensed};
+use std::cell::Cell;
 
 /// Measures factors, and keeps the answers for the readback.
 pub(super) fn sense(cpu: &mut Cpu, rules: &Rules, orders: &[SenseOrder]) {
@@ -68,7 +69,8 @@ fn sense_factor<S: Real>(
         return Sensed { relative_change, alpha, residual, certified: none, ends, bound };
     }
     let epsilon = base.max(shared.record(order.factor).gauges.epsilon);
-    let drift = Drift { h, spectrum, exponent: factor.exponent };
+    let weights = Cell::from_mut(&mut scratch.room[..n]).as_slice_of_cells();
+    let drift = Drift { h, spectrum, exponent: factor.exponent, weights };
     let certified = match order.search {
         Some(search) => drift.smallest_sufficient(base, search.most.at(ends.1), search.target),
         None => none,
@@ -91,6 +93,8 @@ pub(super) struct Drift<'a, S> {
     pub spectrum: &'a [S],
     /// 1/p.
     pub exponent: f64,
+    /// Room for as many numbers as D has.
+    pub weights: &'a [Cell<f64>],
 }
 
 impl<S: Real> Drift<'_, S> {
@@ -101,13 +105,14 @@ impl<S: Real> Drift<'_, S> {
     /// RC = ‖(H − D)_ij / √((D_i+ε)(D_j+ε))‖_F.
     pub fn relative_change(&self, epsilon: f64) -> f64 {
         let n = self.spectrum.len();
-        let weights: Vec<f64> = self.damped(epsilon).map(|x| 1.0 / x).collect();
+        let weights = self.weights;
+        weights.iter().zip(self.damped(epsilon)).for_each(|(weight, x)| weight.set(1.0 / x));
         let mut total = 0.0;
         for j in 0..n {
             let column = &self.h[j * n..(j + 1) * n];
-            let on = (column[j].wide() - self.spectrum[j].wide()) * weights[j];
+            let on = (column[j].wide() - self.spectrum[j].wide()) * weights[j].get();
             let off = weighted_squares(&column[j + 1..], &weights[j + 1..]);
-            total += on * on + 2.0 * off * weights[j];
+            total += on * on + 2.0 * off * weights[j].get();
         }
         total.sqrt()
     }
@@ -155,16 +160,16 @@ impl<S: Real> Drift<'_, S> {
 }
 
 /// Σ x²·w, in lanes so that it vectorises in a fixed order.
-fn weighted_squares<S: Real>(x: &[S], w: &[f64]) -> f64 {
+fn weighted_squares<S: Real>(x: &[S], w: &[Cell<f64>]) -> f64 {
     let mut lanes = [0.0; 8];
     let (mut xs, mut ws) = (x.chunks_exact(8), w.chunks_exact(8));
     for (x, w) in (&mut xs).zip(&mut ws) {
         for ((lane, x), w) in lanes.iter_mut().zip(x).zip(w) {
-            *lane += x.wide() * x.wide() * w;
+            *lane += x.wide() * x.wide() * w.get();
         }
     }
     let rest = xs.remainder().iter().zip(ws.remainder());
-    lanes.iter().sum::<f64>() + rest.map(|(x, w)| x.wide() * x.wide() * w).sum::<f64>()
+    lanes.iter().sum::<f64>() + rest.map(|(x, w)| x.wide() * x.wide() * w.get()).sum::<f64>()
 }
 
 /// ‖H − diag d‖_F / ‖H‖_F with d = max(diag H, 0).

@@ -4,7 +4,8 @@
 
 use super::real::SPAN;
 use crate::engine::plan::{AxisView, BlockPlan, Plan};
-use crate::memory::aligned;
+use crate::error::Result;
+use crate::memory::{aligned, copied, push, tried};
 use std::ops::Range;
 
 /// Elements of one elementwise task.
@@ -18,6 +19,9 @@ const WAVE_BYTES: usize = 64 << 20;
 const SMALL_BYTES: usize = 192 << 10;
 /// Workspace of a wave of small blocks.
 const SMALL_WAVE_BYTES: usize = 512 << 10;
+
+/// What the lists of tasks are called in errors.
+const TASKS: &str = "the tasks of a step";
 
 /// A run of consecutive elements: in the parameter, in the state, in the workspace.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +53,7 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    fn new(block: &BlockPlan) -> Geometry {
+    fn new(block: &BlockPlan) -> Result<Geometry> {
         let order = block.dims.len();
         let cols = block.dims[order - 1];
         let rows = block.elements / cols;
@@ -60,15 +64,15 @@ impl Geometry {
         let contiguous = (1..order).all(|a| block.strides[a - 1] == block.strides[a] * block.dims[a]);
         let packed = contiguous && stride == cols;
         let (rows, cols) = if packed { (block.elements.div_ceil(SPAN), SPAN) } else { (rows, cols) };
-        Geometry {
+        Ok(Geometry {
             rows,
             cols,
             stride,
             packed,
             elements: block.elements,
-            dims: block.dims.clone(),
-            strides: block.strides.clone(),
-        }
+            dims: copied(&block.dims, TASKS)?,
+            strides: copied(&block.strides, TASKS)?,
+        })
     }
 
     /// Workspace elements of the block.
@@ -168,9 +172,9 @@ pub struct Walks {
 
 impl Walks {
     /// The walks of `plan`.
-    pub fn new(plan: &Plan) -> Walks {
+    pub fn new(plan: &Plan) -> Result<Walks> {
         let mut walks = Walks {
-            blocks: plan.blocks.iter().map(Geometry::new).collect(),
+            blocks: tried(plan.blocks.iter().map(Geometry::new), TASKS)?,
             chunks: Vec::new(),
             chunks_of: Vec::new(),
             partials_of: Vec::new(),
@@ -186,59 +190,62 @@ impl Walks {
             let bytes = aligned(walks.blocks[number].work_len() as u128 * wide as u128 + 64) as usize;
             let limit = if bytes < SMALL_BYTES { SMALL_WAVE_BYTES } else { WAVE_BYTES };
             if filled > 0 && filled + bytes > limit {
-                walks.close(std::mem::take(&mut wave));
+                walks.close(std::mem::take(&mut wave))?;
                 filled = 0;
             }
-            walks.work_offsets.push(filled);
+            push(&mut walks.work_offsets, filled, TASKS)?;
             filled += bytes;
             walks.work_bytes = walks.work_bytes.max(filled);
-            walks.add(number, block, &mut wave);
+            walks.add(number, block, &mut wave)?;
         }
-        walks.close(wave);
-        walks
+        walks.close(wave)?;
+        Ok(walks)
     }
 
-    fn add(&mut self, number: usize, block: &BlockPlan, wave: &mut Wave) {
+    fn add(&mut self, number: usize, block: &BlockPlan, wave: &mut Wave) -> Result<()> {
         let geometry = &self.blocks[number];
         let first = self.chunks.len();
         let rows = (CHUNK / geometry.cols).max(1);
         for start in (0..geometry.rows).step_by(rows) {
             let end = (start + rows).min(geometry.rows);
-            self.chunks.push(Chunk { block: number, rows: start..end });
+            push(&mut self.chunks, Chunk { block: number, rows: start..end }, TASKS)?;
         }
-        self.chunks_of.push(first..self.chunks.len());
+        push(&mut self.chunks_of, first..self.chunks.len(), TASKS)?;
         let first_partial = self.partials;
         let order = if block.factors.is_empty() { 0 } else { block.dims.len() };
-        wave.products.resize(wave.products.len().max(order), Vec::new());
+        while wave.products.len() < order {
+            push(&mut wave.products, Vec::new(), TASKS)?;
+        }
         for axis in 0..order {
             let view = AxisView::new(&block.dims, axis);
             let dim = view.dim as u128;
             for start in (0..view.dim).step_by(PANEL) {
                 let panel = start..(start + PANEL).min(view.dim);
                 let cost = (dim - start as u128) * panel.len() as u128 * (block.elements as u128 / dim);
-                wave.statistics.push(Tile { block: number, axis, panel, partial: 0, cost });
+                push(&mut wave.statistics, Tile { block: number, axis, panel, partial: 0, cost }, TASKS)?;
             }
             for start in (0..result_rows(&view)).step_by(PANEL) {
                 let panel = start..(start + PANEL).min(result_rows(&view));
                 let cost = panel.len() as u128 * dim * block.elements as u128 / result_rows(&view) as u128;
                 let partial = self.partials;
                 self.partials += usize::from(axis + 1 == order);
-                wave.products[axis].push(Tile { block: number, axis, panel, partial, cost });
+                push(&mut wave.products[axis], Tile { block: number, axis, panel, partial, cost }, TASKS)?;
             }
         }
-        self.partials_of.push(first_partial..self.partials);
+        push(&mut self.partials_of, first_partial..self.partials, TASKS)
     }
 
-    fn close(&mut self, mut wave: Wave) {
+    fn close(&mut self, mut wave: Wave) -> Result<()> {
         let first = self.waves.last().map_or(0, |w| w.chunks.end);
         wave.chunks = first..self.chunks.len();
         wave.blocks = self.waves.last().map_or(0, |w| w.blocks.end)..self.chunks_of.len();
         // Large tiles first: the last tasks to finish are then small ones.
-        wave.statistics.sort_by_key(|t| std::cmp::Reverse(t.cost));
-        wave.products.iter_mut().for_each(|tiles| tiles.sort_by_key(|t| std::cmp::Reverse(t.cost)));
+        let order = |t: &Tile| (std::cmp::Reverse(t.cost), t.block, t.axis, t.panel.start);
+        wave.statistics.sort_unstable_by_key(order);
+        wave.products.iter_mut().for_each(|tiles| tiles.sort_unstable_by_key(order));
         let flops: u128 = wave.statistics.iter().map(|t| t.cost).sum();
         wave.parallel = flops > 400_000 || wave.chunks.len() > 4;
-        self.waves.push(wave);
+        push(&mut self.waves, wave, TASKS)
     }
 }
 
@@ -281,7 +288,7 @@ mod tests {
             (vec![40, 50], 64, false),
         ] {
             let plan = plan(&shape, limit, merge);
-            let walks = Walks::new(&plan);
+            let walks = Walks::new(&plan).unwrap();
             let mut seen = vec![0; shape.iter().product()];
             for (number, block) in plan.blocks.iter().enumerate() {
                 let mut state = vec![0; block.elements];

@@ -19,7 +19,7 @@ use super::{
 use crate::engine::plan::{Content, Plan, SlotId};
 use crate::engine::rules::{Clock, Rules};
 use crate::error::{Error, Kind, Result};
-use crate::memory::Allocator;
+use crate::memory::{Allocator, Counted};
 use crate::preconditioner::FactorRecord;
 use crate::tensor::Precision;
 use bytemuck::Zeroable;
@@ -33,7 +33,7 @@ use tables::{Choice, Gate, NONE, Task};
 
 /// A GPU.
 pub struct Gpu {
-    plan: Arc<Plan>,
+    plan: Counted<Plan>,
     layout: Layout,
     linear: Linear,
     /// Where memory of its own comes from; none on a borrowed state.
@@ -94,7 +94,7 @@ unsafe impl Send for Gpu {}
 impl Gpu {
     /// Device number `ordinal` for `plan`. Without an allocator it works on a borrowed state and workspace.
     pub fn new(
-        plan: Arc<Plan>,
+        plan: Counted<Plan>,
         ordinal: i32,
         keeps_diagonals: bool,
         allocator: Option<Allocator>,
@@ -524,11 +524,11 @@ impl Device for Gpu {
         Ok(())
     }
 
-    fn refresh(&mut self, rules: &Rules, orders: &[RefreshOrder]) -> Result<Option<Vec<Refreshed>>> {
+    fn refresh(&mut self, rules: &Rules, orders: &[RefreshOrder], _: &mut Vec<Refreshed>) -> Result<bool> {
         let kernels = self.kernels.clone();
         let _current = kernels.device.enter()?;
         factor::refresh(self, rules, orders)?;
-        Ok(None)
+        Ok(false)
     }
 
     fn store_records(&mut self, records: &[FactorRecord], pending: &[Pending]) -> Result<()> {
