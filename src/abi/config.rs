@@ -57,6 +57,25 @@ pub const FOAM_NEGATIVE_SHIFT: i32 = 0;
 /// Rounding's negative eigenvalues become zero.
 pub const FOAM_NEGATIVE_CLAMP: i32 = 1;
 
+/// Inverse roots of the statistics times the filtered gradient.
+pub const FOAM_PRECONDITIONER_SHAMPOO: i32 = 0;
+/// SOAP: Adam in the eigenbasis of the statistics.
+pub const FOAM_PRECONDITIONER_SOAP: i32 = 1;
+
+/// SOAP's statistics in the parameter's own axes, as in the authors' code.
+pub const FOAM_SOAP_EXACT: i32 = 0;
+/// SOAP's statistics in the basis: equal in exact arithmetic, and cheaper.
+pub const FOAM_SOAP_IN_BASIS: i32 = 1;
+
+/// Checks every `check_period` steps.
+pub const FOAM_SCHEDULE_FIXED: i32 = 0;
+/// Checks every `front_period` steps in the first `front_steps`, then every `check_period`.
+pub const FOAM_SCHEDULE_FRONT_LOADED: i32 = 1;
+/// Checks at t = 1, then at t <- ceil(refresh_growth * t).
+pub const FOAM_SCHEDULE_GEOMETRIC: i32 = 2;
+/// Checks every `check_period` steps; SOAP's basis is refreshed where kappa is above `kappa_threshold`.
+pub const FOAM_SCHEDULE_KAPPA: i32 = 3;
+
 /// No fault.
 pub const FOAM_FAULT_NONE: i32 = 0;
 /// A panic in the middle of the step.
@@ -183,6 +202,28 @@ pub struct foam_config {
     pub deallocate: foam_deallocate_fn,
     /// First argument of both.
     pub allocator_user: *mut c_void,
+    /// `FOAM_PRECONDITIONER_*`: which preconditioner gives the direction.
+    pub preconditioner: i32,
+    /// `FOAM_SOAP_*`: where SOAP keeps its statistics.
+    pub soap_form: i32,
+    /// `FOAM_SCHEDULE_*`: at which steps factors are checked (policy stale and SOAP: refreshed).
+    pub refresh_schedule: i32,
+    /// SOAP: vectors have a basis too (1), or take plain Adam (0).
+    pub precondition_1d: i32,
+    /// SOAP: divide the direction of a block by its root mean square.
+    pub normalize_grads: i32,
+    /// Must be 0.
+    pub reserved_soap: i32,
+    /// SOAP: a side larger than this has no basis; 0 means no limit.
+    pub max_precond_dim: i64,
+    /// Steps between checks in the first part of the schedule front_loaded.
+    pub front_period: i64,
+    /// Steps of that part; 0 means 4 / (1 - beta2).
+    pub front_steps: i64,
+    /// Factor from a check to the next in the schedule geometric, in [1.01, 1000].
+    pub refresh_growth: f64,
+    /// Kappa above which the schedule kappa refreshes.
+    pub kappa_threshold: f64,
 }
 
 // SAFETY: plain data, first field `struct_size`, every bit pattern valid.
@@ -234,7 +275,18 @@ unsafe impl AbiStruct for foam_config {
         log_user,
         allocate,
         deallocate,
-        allocator_user
+        allocator_user,
+        preconditioner,
+        soap_form,
+        refresh_schedule,
+        precondition_1d,
+        normalize_grads,
+        reserved_soap,
+        max_precond_dim,
+        front_period,
+        front_steps,
+        refresh_growth,
+        kappa_threshold
     });
 
     fn defaults() -> Self {
@@ -290,6 +342,17 @@ fn from_config(config: &Config) -> foam_config {
         allocate: None,
         deallocate: None,
         allocator_user: std::ptr::null_mut(),
+        preconditioner: config.preconditioner.number(),
+        soap_form: config.soap_form.number(),
+        refresh_schedule: config.refresh_schedule.number(),
+        precondition_1d: config.precondition_1d.into(),
+        normalize_grads: config.normalize_grads.into(),
+        reserved_soap: 0,
+        max_precond_dim: config.max_precond_dim,
+        front_period: config.front_period,
+        front_steps: config.front_steps,
+        refresh_growth: config.refresh_growth,
+        kappa_threshold: config.kappa_threshold,
     }
 }
 
@@ -310,8 +373,8 @@ fn switch(key: &str, number: i32) -> Result<bool> {
 
 /// The configuration that the struct describes; ranges are not checked here.
 pub(super) fn to_config(raw: &foam_config) -> Result<Config> {
-    if raw.flags != 0 || raw.reserved != 0 {
-        return Err(Error::invalid("config.flags and config.reserved must be 0"));
+    if raw.flags != 0 || raw.reserved != 0 || raw.reserved_soap != 0 {
+        return Err(Error::invalid("config.flags, config.reserved and config.reserved_soap must be 0"));
     }
     Ok(Config {
         policy: choice("policy", raw.policy)?,
@@ -350,11 +413,21 @@ pub(super) fn to_config(raw: &foam_config) -> Result<Config> {
         device: Device { kind: raw.device_type, id: raw.device_id },
         inject_fault: choice("inject_fault", raw.inject_fault)?,
         inject_fault_step: raw.inject_fault_step,
+        preconditioner: choice("preconditioner", raw.preconditioner)?,
+        soap_form: choice("soap_form", raw.soap_form)?,
+        refresh_schedule: choice("refresh_schedule", raw.refresh_schedule)?,
+        precondition_1d: switch("precondition_1d", raw.precondition_1d)?,
+        normalize_grads: switch("normalize_grads", raw.normalize_grads)?,
+        max_precond_dim: raw.max_precond_dim,
+        front_period: raw.front_period,
+        front_steps: raw.front_steps,
+        refresh_growth: raw.refresh_growth,
+        kappa_threshold: raw.kappa_threshold,
     })
 }
 
 /// Fills `config` with a preset: NULL or "reference" (the paper's ViT setting on the schedule of
-/// the authors' code) or "paper" (Algorithms 1-3 as printed). `struct_size` is
+/// the authors' code), "paper" (Algorithms 1-3 as printed) or "soap" (SOAP). `struct_size` is
 /// `sizeof(foam_config)` as the caller was compiled.
 ///
 /// # Safety

@@ -82,8 +82,8 @@ unsafe impl AbiStruct for foam_stack {
 /// The clock of every block, u32[count, 4]: its steps as a 64-bit whole number, the weight of its statistics
 /// as a double.
 pub const FOAM_STACK_CLOCK: i32 = 0;
-/// The record of every factor, u32[count, ndim, 50]: ten doubles (epsilon, proxy, max_proxy, relative_change,
-/// alpha, gap_bound, residual, noise_floor, eigenvalue_min, eigenvalue_max), then fifteen 64-bit whole numbers
+/// The record of every factor, u32[count, ndim, 52]: eleven doubles (epsilon, proxy, max_proxy, relative_change,
+/// alpha, gap_bound, residual, noise_floor, eigenvalue_min, eigenvalue_max, kappa), then fifteen 64-bit whole numbers
 /// (last_branch, 1 once there is a basis, last_refresh, last_check, checks, evd_calls, reuse_calls,
 /// proxy_calls, epsilon_updates, cap_refreshes, residual_calls, failed_evds, fallback_double, fallback_svd,
 /// fallback_stale), as in `foam_factor_info`.
@@ -102,6 +102,8 @@ pub const FOAM_STACK_FILTER: i32 = 6;
 pub const FOAM_STACK_MOMENT: i32 = 7;
 /// Momentum (`momentum` > 0).
 pub const FOAM_STACK_MOMENTUM: i32 = 8;
+/// Statistics of an axis in its basis (`soap_form` = in_basis); the lower triangle of their transpose counts.
+pub const FOAM_STACK_ROTATED_STATISTIC: i32 = 9;
 
 /// One state buffer of a stack, as `foam_stack_layout` describes it: row-major and contiguous.
 #[repr(C)]
@@ -109,7 +111,7 @@ pub const FOAM_STACK_MOMENTUM: i32 = 8;
 pub struct foam_stack_buffer {
     /// Bytes of this struct as the library wrote it.
     pub struct_size: u32,
-    /// `FOAM_STACK_CLOCK` to `FOAM_STACK_MOMENTUM`: what it holds.
+    /// `FOAM_STACK_CLOCK` to `FOAM_STACK_ROTATED_STATISTIC`: what it holds.
     pub kind: i32,
     /// Axis, for a factor's buffer, else -1.
     pub axis: i32,
@@ -328,6 +330,7 @@ fn describe(array: &Array, count: usize) -> foam_stack_buffer {
         Content::Clock => FOAM_STACK_CLOCK,
         Content::Record => FOAM_STACK_RECORD,
         Content::Slot(SlotKind::Statistic, _) => FOAM_STACK_STATISTIC,
+        Content::Slot(SlotKind::RotatedStatistic, _) => FOAM_STACK_ROTATED_STATISTIC,
         Content::Slot(SlotKind::Basis, _) => FOAM_STACK_BASIS,
         Content::Slot(SlotKind::Spectrum, _) => FOAM_STACK_SPECTRUM,
         Content::Slot(SlotKind::InverseRoot, _) => FOAM_STACK_INVERSE_ROOT,

@@ -23,7 +23,7 @@ pub struct foam_stats_info {
     pub factors: u64,
     /// Checks of factors: what stale Shampoo would spend an eigendecomposition on each time.
     pub checks: u64,
-    /// Eigendecompositions done.
+    /// Eigendecompositions done (SOAP: refreshes of a basis, the first and those by QR).
     pub evd_calls: u64,
     /// Checks that kept the stale basis.
     pub reuse_calls: u64,
@@ -176,7 +176,7 @@ pub struct foam_factor_info {
     pub last_check: u64,
     /// Checks.
     pub checks: u64,
-    /// Eigendecompositions.
+    /// Eigendecompositions (SOAP: refreshes of the basis, the first and those by QR).
     pub evd_calls: u64,
     /// Checks that kept the stale basis.
     pub reuse_calls: u64,
@@ -196,6 +196,8 @@ pub struct foam_factor_info {
     pub fallback_svd: u64,
     /// Refreshes given up.
     pub fallback_stale: u64,
+    /// SOAP: kappa of the last check, how far the statistic was from diagonal in the basis in use; 0 is fresh.
+    pub kappa: f64,
 }
 
 // SAFETY: plain data, first field `struct_size`, every bit pattern valid.
@@ -233,7 +235,8 @@ unsafe impl AbiStruct for foam_factor_info {
         failed_evds,
         fallback_double,
         fallback_svd,
-        fallback_stale
+        fallback_stale,
+        kappa
     });
 
     fn defaults() -> Self {

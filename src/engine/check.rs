@@ -30,7 +30,7 @@ impl Engine {
         if due.is_empty() {
             return Ok(true);
         }
-        let senses = policy::senses(self.config.policy);
+        let senses = self.plan.preconditioner.senses(&self.config);
         let sensed = due.iter().copied().filter(|f| senses && (!known || self.records[*f].has_basis()));
         let mut orders: Vec<SenseOrder> = sensed.map(|factor| self.sense_order(factor)).collect();
         // One factor per thread, equal ones together: the large ones first.
@@ -66,9 +66,9 @@ impl Engine {
     /// The factors of the blocks that take part and whose clocks say so.
     fn due(&self) -> Vec<usize> {
         let is_due = |factor: &usize| {
-            let block = self.plan.factors[*factor].block;
+            let (block, own) = (self.plan.factors[*factor].block, self.plan.factors[*factor].is_preconditioned());
             let has_basis = self.records[*factor].has_basis();
-            self.takes_part[block] && cadence::is_due(&self.config, self.clocks[block].step, has_basis)
+            own && self.takes_part[block] && cadence::is_due(&self.config, self.clocks[block].step, has_basis)
         };
         (0..self.plan.factors.len()).filter(is_due).collect()
     }
@@ -113,6 +113,9 @@ impl Engine {
             }
             None => refresh.iter().for_each(|order| redamp.push(self.expect(order, &mut pending))),
         }
+        if !self.plan.preconditioner.has_roots() {
+            redamp.clear();
+        }
         redamp.sort_by_key(|order: &RedampOrder| Reverse(self.plan.factors[order.factor].dim));
         self.timed(Verb::Redamp, |this| {
             this.device.store_records(&this.records, &pending)?;
@@ -128,7 +131,7 @@ impl Engine {
     /// Counts the check; says whether it is a refresh that nothing has to be sensed for.
     fn begin_check(&mut self, factor: usize) -> bool {
         let t = self.step_of(factor) as i64;
-        let senses = policy::senses(self.config.policy);
+        let senses = self.plan.preconditioner.senses(&self.config);
         let record = &mut self.records[factor];
         let sensed = senses && record.has_basis();
         record.counters.checks += 1;
@@ -180,7 +183,8 @@ impl Engine {
         let (growth, plan) = (self.growth(factor), &self.plan.factors[factor]);
         let record = &mut self.records[factor];
         let before = record.gauges.epsilon;
-        match policy::decide(&self.config, record, sensed, plan.exponent, growth, plan.epsilon) {
+        let preconditioner = &self.plan.preconditioner;
+        match preconditioner.decide(&self.config, record, sensed, plan.exponent, growth, plan.epsilon) {
             Action::Refresh => refresh.push(self.refresh_order(factor)),
             // The same basis, spectrum and ε give the same inverse root: it is kept.
             Action::Reuse { epsilon, adopt_diagonal: false } if epsilon == before => {}
@@ -195,7 +199,13 @@ impl Engine {
     fn expect(&mut self, order: &RefreshOrder, pending: &mut Vec<Pending>) -> RedampOrder {
         let factor = order.factor;
         let none = f64::NAN;
-        let with = |rung| Refreshed { rung, noise_floor: none, eigenvalue_min: none, eigenvalue_max: none };
+        let with = |rung| Refreshed {
+            rung,
+            noise_floor: none,
+            eigenvalue_min: none,
+            eigenvalue_max: none,
+            kappa: none,
+        };
         let narrow = self.plan.param_of(factor).statistic == Precision::F32;
         let rung = if order.doubled && narrow { Rung::Double } else { Rung::Chosen };
         let success = self.outcome(order, &with(rung));
@@ -225,6 +235,7 @@ impl Engine {
             Rung::Svd => counters.fallback_svd += 1,
             Rung::Stale => counters.fallback_stale += 1,
         }
+        gauges.kappa = refreshed.kappa;
         let given_up = refreshed.rung == Rung::Stale;
         if given_up && order.has_basis {
             counters.reuse_calls += 1;
@@ -260,7 +271,7 @@ impl Engine {
         }
         let first = old.evd_calls == 0 && new.evd_calls == 1;
         let floor = after.gauges.noise_floor;
-        if first && floor > self.config.tau && policy::senses(self.config.policy) {
+        if first && floor > self.config.tau && self.plan.preconditioner.senses(&self.config) {
             self.warn(&format!(
                 "{}: rounding alone makes the proxy {floor:.3}, above tau; use statistic_dtype = f64 or a larger epsilon",
                 place()

@@ -4,7 +4,7 @@
 use super::grafting;
 use crate::config::{Config, Policy, StatisticDtype};
 use crate::error::{Error, Kind, Result};
-use crate::preconditioner::{FactorRecord, shampoo};
+use crate::preconditioner::{FactorRecord, Preconditioner};
 use crate::tensor::{DType, Element, Precision};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -65,7 +65,7 @@ pub struct BlockPlan {
     pub offset: usize,
     /// Number of elements.
     pub elements: usize,
-    /// Its factors, one per axis (none when the parameter is not preconditioned).
+    /// Its factors, one per axis (none when no axis is preconditioned).
     pub factors: Range<usize>,
     /// Its slots, in the order of its stack's arrays.
     pub slots: Range<usize>,
@@ -96,14 +96,21 @@ pub struct FactorPlan {
     pub exponent: f64,
     /// ε₀.
     pub epsilon: f64,
-    /// The statistic; its lower triangle counts.
-    pub statistic: SlotId,
+    /// The statistic; its lower triangle counts. None: the axis has no basis and is left as it is.
+    pub statistic: Option<SlotId>,
     /// The basis, one eigenvector per row.
-    pub basis: SlotId,
-    /// The spectrum.
-    pub spectrum: SlotId,
-    /// The inverse root in use.
-    pub inverse_root: SlotId,
+    pub basis: Option<SlotId>,
+    /// The spectrum, where the preconditioner keeps one.
+    pub spectrum: Option<SlotId>,
+    /// The inverse root in use, where there is one.
+    pub inverse_root: Option<SlotId>,
+}
+
+impl FactorPlan {
+    /// Whether the axis has a basis, or will have one.
+    pub fn is_preconditioned(&self) -> bool {
+        self.basis.is_some()
+    }
 }
 
 /// Index of a slot.
@@ -114,6 +121,8 @@ pub type SlotId = usize;
 pub enum SlotKind {
     /// L or R.
     Statistic,
+    /// L or R in the basis, QᵀLQ.
+    RotatedStatistic,
     /// Q.
     Basis,
     /// D.
@@ -133,6 +142,7 @@ impl SlotKind {
     pub fn name(self) -> &'static str {
         match self {
             SlotKind::Statistic => "statistic",
+            SlotKind::RotatedStatistic => "rotated_statistic",
             SlotKind::Basis => "basis",
             SlotKind::Spectrum => "spectrum",
             SlotKind::InverseRoot => "inverse_root",
@@ -207,9 +217,14 @@ fn layout(
 ) -> Vec<Array> {
     let words = |content, tail: &[usize]| Array { content, element: Element::U32, tail: tail.to_vec() };
     let mut arrays = vec![words(Content::Clock, &[CLOCK_WORDS])];
-    if preconditioned {
+    let of_factors = if preconditioned {
+        Preconditioner::of(config).arrays(dims, statistic, work)
+    } else {
+        Vec::new()
+    };
+    if !of_factors.is_empty() {
         arrays.push(words(Content::Record, &[dims.len(), RECORD_WORDS]));
-        arrays.extend(shampoo::arrays(dims, statistic, work));
+        arrays.extend(of_factors);
     }
     let moments = [
         (SlotKind::Filter, config.beta1 > 0.0),
@@ -287,6 +302,8 @@ pub struct Plan {
     pub head_bytes: usize,
     /// Bytes of an owned state.
     pub state_bytes: usize,
+    /// What the arrays belong to.
+    pub preconditioner: Preconditioner,
 }
 
 /// What blocks of one stack have in common.
@@ -301,7 +318,7 @@ struct StackKey {
 impl Plan {
     /// Cuts `specs` into blocks as `config` says.
     pub fn new(config: &Config, specs: Vec<ParamSpec>) -> Result<Plan> {
-        let mut plan = Plan::default();
+        let mut plan = Plan { preconditioner: Preconditioner::of(config), ..Plan::default() };
         let mut known = HashMap::new();
         for (index, spec) in specs.into_iter().enumerate() {
             plan.add(config, index, spec, &mut known)?;
@@ -326,7 +343,7 @@ impl Plan {
         };
         let preconditioned = !spec.grafting_only && config.policy != Policy::GraftingOnly;
         let limit = config.max_factor_dim as usize;
-        let shape = merged(&spec.shape, config.merge_dims, limit);
+        let shape = merged(&spec.shape, config.merge_dims, self.preconditioner.merge_limit(limit));
         let chunks: Vec<usize> = if shape.iter().any(|d| *d > limit) {
             shape.iter().map(|d| d.div_ceil(limit)).collect()
         } else {
@@ -334,7 +351,7 @@ impl Plan {
         };
         let count: usize = chunks.iter().product();
         if preconditioned {
-            refuse_absurd(&shape, limit, statistic, &spec.name).map_err(|e| e.at(index))?;
+            self.refuse_absurd(&shape, limit, statistic, &spec.name).map_err(|e| e.at(index))?;
         }
         self.reserve(count, shape.len(), &spec.name).map_err(|e| e.at(index))?;
 
@@ -364,20 +381,22 @@ impl Plan {
             };
             let factor_of = |(axis, dim): (usize, &usize)| {
                 let own = |kind| find(kind, Some(axis));
-                Some(FactorPlan {
+                FactorPlan {
                     block,
                     axis,
                     dim: *dim,
                     root,
                     exponent: config.exponent_multiplier / root,
                     epsilon: config.base_epsilon(dims.len(), axis),
-                    statistic: own(SlotKind::Statistic)?,
-                    basis: own(SlotKind::Basis)?,
-                    spectrum: own(SlotKind::Spectrum)?,
-                    inverse_root: own(SlotKind::InverseRoot)?,
-                })
+                    statistic: own(SlotKind::Statistic).or(own(SlotKind::RotatedStatistic)),
+                    basis: own(SlotKind::Basis),
+                    spectrum: own(SlotKind::Spectrum),
+                    inverse_root: own(SlotKind::InverseRoot),
+                }
             };
-            let factors: Vec<FactorPlan> = dims.iter().enumerate().filter_map(factor_of).collect();
+            let has_factors = arrays.iter().any(|array| array.content == Content::Record);
+            let axes = if has_factors { &dims[..] } else { &[] };
+            let factors: Vec<FactorPlan> = axes.iter().enumerate().map(factor_of).collect();
             let [filter, moment, momentum] =
                 [SlotKind::Filter, SlotKind::Moment, SlotKind::Momentum].map(|kind| find(kind, None));
             let before = self.factors.len();
@@ -482,6 +501,34 @@ impl Plan {
         (stack.arrays.start + words + slot - block.slots.start, block.place * plan.bytes())
     }
 
+    /// How many axes of a block have a basis, or will have one.
+    pub fn bases(&self, block: usize) -> usize {
+        let factors = &self.factors[self.blocks[block].factors.clone()];
+        factors.iter().filter(|factor| factor.is_preconditioned()).count()
+    }
+
+    /// Refuses more bytes than any machine can address, before the lists of blocks are built.
+    fn refuse_absurd(&self, shape: &[usize], limit: usize, precision: Precision, name: &str) -> Result<()> {
+        let chunks = |d: usize| d.div_ceil(limit) as u128;
+        let all: u128 = shape.iter().fold(1, |product: u128, d| product.saturating_mul(chunks(*d)));
+        let square = |side: usize| {
+            let kept = self.preconditioner.has_basis(shape.len(), side);
+            if kept { (side as u128).saturating_mul(side as u128) } else { 0 }
+        };
+        let mut numbers: u128 = 0;
+        for dim in shape {
+            let (full, rest) = ((dim / limit) as u128, dim % limit);
+            // Only a side that reaches the limit has a square of it.
+            let whole = if full > 0 { full.saturating_mul(square(limit)) } else { 0 };
+            numbers = numbers.saturating_add((all / chunks(*dim)).saturating_mul(whole.saturating_add(square(rest))));
+        }
+        let bytes = numbers.saturating_mul(2 * precision.size() as u128);
+        if bytes > ADDRESSABLE {
+            return Err(Error::out_of_memory(&format!("the state of parameter '{name}'"), bytes));
+        }
+        Ok(())
+    }
+
     /// The parameter that a factor belongs to.
     pub fn param_of(&self, factor: usize) -> &ParamPlan {
         &self.params[self.blocks[self.factors[factor].block].param]
@@ -515,24 +562,8 @@ impl AxisView {
     }
 }
 
-/// More bytes than any machine can address: refused before the lists of blocks are built.
+/// More bytes than any machine can address.
 const ADDRESSABLE: u128 = 1 << 46;
-
-fn refuse_absurd(shape: &[usize], limit: usize, precision: Precision, name: &str) -> Result<()> {
-    let chunks = |d: usize| d.div_ceil(limit) as u128;
-    let all: u128 = shape.iter().fold(1, |product: u128, d| product.saturating_mul(chunks(*d)));
-    let mut numbers: u128 = 0;
-    for dim in shape {
-        let (full, rest) = ((dim / limit) as u128, (dim % limit) as u128);
-        let squares = (full.saturating_mul((limit as u128).pow(2))).saturating_add(rest.pow(2));
-        numbers = numbers.saturating_add((all / chunks(*dim)).saturating_mul(squares));
-    }
-    let bytes = numbers.saturating_mul(2 * precision.size() as u128);
-    if bytes > ADDRESSABLE {
-        return Err(Error::out_of_memory(&format!("the state of parameter '{name}'"), bytes));
-    }
-    Ok(())
-}
 
 /// Drops dimensions of size 1, then merges neighbours from the left while the product is at most
 /// `limit`. Without merging a shape stays as it is; a scalar becomes a vector of one.

@@ -1,12 +1,13 @@
 //! What each verb of a stack takes and gives: the one table that the C functions and the XLA handlers check their
 //! buffers against.
 
-use super::plan::{Array, Content, SlotKind};
+use super::plan::{Array, Content};
 use super::stack::Stack;
 use crate::error::{Error, Kind, Result};
+use crate::preconditioner::{Access, Preconditioner};
 use crate::tensor::{DType, Element, Precision};
 
-/// The verbs of a stack; one after the other they are a step.
+/// The verbs of a stack; one after the other, in the order of the preconditioner, they are a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// Inspect the gradients, tick the clocks, update the statistics.
@@ -18,32 +19,14 @@ pub enum Verb {
 }
 
 impl Verb {
-    fn reads(self, content: Content) -> bool {
-        use SlotKind::{Filter, InverseRoot, Moment, Momentum, Statistic};
+    fn access(self, preconditioner: &Preconditioner, content: Content) -> Access {
         match (self, content) {
-            (_, Content::Clock) => true,
-            (Verb::Accumulate, Content::Slot(kind, _)) => kind == Statistic,
-            (Verb::Check, Content::Record) => true,
-            (Verb::Check, Content::Slot(kind, _)) => !matches!(kind, Filter | Moment | Momentum),
-            (Verb::Apply, Content::Slot(kind, _)) => {
-                matches!(kind, InverseRoot | Filter | Moment | Momentum)
-            }
-            _ => false,
+            (Verb::Accumulate, Content::Clock) => Access::Writes,
+            (_, Content::Clock) => Access::Reads,
+            (Verb::Check, Content::Record) => Access::Writes,
+            (_, Content::Record) => Access::None,
+            (_, Content::Slot(kind, _)) => preconditioner.access(self, kind),
         }
-    }
-
-    fn writes(self, content: Content) -> bool {
-        let read_only = match self {
-            Verb::Accumulate => None,
-            Verb::Check => Some(SlotKind::Statistic),
-            Verb::Apply => Some(SlotKind::InverseRoot),
-        };
-        let kept = match content {
-            Content::Clock => self != Verb::Accumulate,
-            Content::Record => false,
-            Content::Slot(kind, _) => read_only == Some(kind),
-        };
-        self.reads(content) && !kept
     }
 }
 
@@ -100,7 +83,13 @@ fn state_port(place: usize, array: &Array) -> Port {
 
 impl Ports {
     /// The ports of `verb`.
-    pub fn new(verb: Verb, stack: &Stack, layout: &[Array], with_params: bool) -> Ports {
+    pub fn new(
+        verb: Verb,
+        preconditioner: &Preconditioner,
+        stack: &Stack,
+        layout: &[Array],
+        with_params: bool,
+    ) -> Ports {
         let port = |role, name: &str, elements: Vec<Element>, tail: &[usize]| Port {
             role,
             name: name.into(),
@@ -127,8 +116,9 @@ impl Ports {
             outputs.push(port(Role::Update, "update", elements, &stack.dims));
         }
         for (place, array) in layout.iter().enumerate() {
-            inputs.extend(verb.reads(array.content).then(|| state_port(place, array)));
-            outputs.extend(verb.writes(array.content).then(|| state_port(place, array)));
+            let access = verb.access(preconditioner, array.content);
+            inputs.extend((access != Access::None).then(|| state_port(place, array)));
+            outputs.extend((access == Access::Writes).then(|| state_port(place, array)));
         }
         outputs.push(port(Role::Info, "info", vec![Element::I32], &[]));
         outputs.push(port(Role::Workspace, "workspace", vec![Element::U8], &[]));

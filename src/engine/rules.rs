@@ -3,7 +3,7 @@
 //! block's clock and its site.
 
 use super::grafting;
-use crate::config::Config;
+use crate::config::{Config, PreconditionerName};
 use crate::preconditioner::cadence;
 use bytemuck::{Pod, Zeroable};
 
@@ -108,6 +108,8 @@ impl Rules {
     /// The rules of a step whose parameters take `scale` times the direction.
     pub fn new(config: &Config, scale: f64, grad_scale: f64) -> Rules {
         let graft = grafting::Numbers::of(config);
+        // SOAP's Adam is corrected as a whole or not at all.
+        let corrected = config.bias_correction || config.preconditioner == PreconditionerName::Shampoo;
         Rules {
             beta1: config.beta1,
             beta2: config.beta2,
@@ -129,7 +131,7 @@ impl Rules {
             decoupled: i32::from(config.decoupled_weight_decay),
             filter_correction: corrects(config.bias_correction, config.beta1),
             statistic_correction: corrects(config.bias_correction, config.beta2),
-            moment_correction: corrects(graft.corrects, config.grafting_beta2),
+            moment_correction: corrects(graft.corrects && corrected, config.grafting_beta2),
         }
     }
 

@@ -15,6 +15,8 @@ pub struct Sensed {
     /// The smallest ε of the search range whose proxy is at most the target, and the proxy there;
     /// NaN when there is none (or none was asked for).
     pub certified: (f64, f64),
+    /// κ of [`super::soap`].
+    pub kappa: f64,
 }
 
 /// What is done with a factor.

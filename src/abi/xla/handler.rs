@@ -9,6 +9,7 @@ use crate::engine::ports::{Buffer as Given, Port, Ports, Role, Verb, dims_text, 
 use crate::engine::session::Call;
 use crate::engine::stack::Stack;
 use crate::error::{Error, Kind, Result};
+use crate::preconditioner::Preconditioner;
 use crate::tensor::{DType, Element};
 use libc::c_void;
 
@@ -143,7 +144,7 @@ fn element_of(dtype: i32) -> (Option<Element>, String) {
 fn check_arity(verb: Verb, attributes: &Attributes, inputs: usize, outputs: usize) -> Result<()> {
     let stack = stack(attributes, vec![1; attributes.order], 1, DType::F32);
     let layout = stack.layout(&attributes.config)?;
-    let ports = Ports::new(verb, &stack, &layout, attributes.with_params);
+    let ports = Ports::new(verb, &Preconditioner::of(&attributes.config), &stack, &layout, attributes.with_params);
     for (what, ports, got) in [("operands", &ports.inputs, inputs), ("results", &ports.outputs, outputs)] {
         if ports.len() != got {
             let names: Vec<&str> = ports.iter().map(|p| p.name.as_str()).collect();

@@ -63,6 +63,7 @@ fn sense_factor<S: Real>(
         alpha: drift.alpha(epsilon),
         residual: residual(h, &scratch.vector),
         certified,
+        kappa: f64::NAN,
     }
 }
 

@@ -5,6 +5,7 @@
 use super::real::SPAN;
 use crate::engine::plan::{AxisView, BlockPlan, Plan};
 use crate::memory::aligned;
+use crate::preconditioner::Preconditioner;
 use std::ops::Range;
 
 /// Elements of one elementwise task.
@@ -124,6 +125,8 @@ pub struct Tile {
     pub block: usize,
     /// The axis.
     pub axis: usize,
+    /// How many axes before it have a product.
+    pub number: usize,
     /// What of it: columns of the statistic, or rows of the product's result.
     pub panel: Range<usize>,
     /// Where the tile leaves its sum of squares.
@@ -182,7 +185,13 @@ impl Walks {
         let (mut wave, mut filled) = (Wave::default(), 0usize);
         for (number, block) in plan.blocks.iter().enumerate() {
             let param = &plan.params[block.param];
-            let wide = param.statistic.size().max(2 * param.work.size());
+            let (narrow, wide) = (2 * param.work.size(), param.statistic.size());
+            // Statistics in the basis take a copy of the projected gradient in their own precision.
+            let copies = match plan.preconditioner {
+                Preconditioner::Soap(soap) => soap.in_basis && param.work != param.statistic,
+                Preconditioner::Shampoo => false,
+            };
+            let wide = if copies { narrow + wide } else { narrow.max(wide) };
             let bytes = aligned(walks.blocks[number].work_len() as u128 * wide as u128 + 64) as usize;
             let limit = if bytes < SMALL_BYTES { SMALL_WAVE_BYTES } else { WAVE_BYTES };
             if filled > 0 && filled + bytes > limit {
@@ -192,13 +201,13 @@ impl Walks {
             walks.work_offsets.push(filled);
             filled += bytes;
             walks.work_bytes = walks.work_bytes.max(filled);
-            walks.add(number, block, &mut wave);
+            walks.add(plan, number, block, &mut wave);
         }
         walks.close(wave);
         walks
     }
 
-    fn add(&mut self, number: usize, block: &BlockPlan, wave: &mut Wave) {
+    fn add(&mut self, plan: &Plan, number: usize, block: &BlockPlan, wave: &mut Wave) {
         let geometry = &self.blocks[number];
         let first = self.chunks.len();
         let rows = (CHUNK / geometry.cols).max(1);
@@ -210,20 +219,21 @@ impl Walks {
         let first_partial = self.partials;
         let order = if block.factors.is_empty() { 0 } else { block.dims.len() };
         wave.products.resize(wave.products.len().max(order), Vec::new());
-        for axis in 0..order {
+        let has_basis = |axis: &usize| plan.factors[block.factors.start + axis].is_preconditioned();
+        for (before, axis) in (0..order).filter(has_basis).enumerate() {
             let view = AxisView::new(&block.dims, axis);
             let dim = view.dim as u128;
             for start in (0..view.dim).step_by(PANEL) {
                 let panel = start..(start + PANEL).min(view.dim);
                 let cost = (dim - start as u128) * panel.len() as u128 * (block.elements as u128 / dim);
-                wave.statistics.push(Tile { block: number, axis, panel, partial: 0, cost });
+                wave.statistics.push(Tile { block: number, axis, number: before, panel, partial: 0, cost });
             }
             for start in (0..result_rows(&view)).step_by(PANEL) {
                 let panel = start..(start + PANEL).min(result_rows(&view));
                 let cost = panel.len() as u128 * dim * block.elements as u128 / result_rows(&view) as u128;
                 let partial = self.partials;
                 self.partials += usize::from(axis + 1 == order);
-                wave.products[axis].push(Tile { block: number, axis, panel, partial, cost });
+                wave.products[axis].push(Tile { block: number, axis, number: before, panel, partial, cost });
             }
         }
         self.partials_of.push(first_partial..self.partials);

@@ -48,6 +48,7 @@ pub(super) fn sensed(drift: &Drift) -> Sensed {
         alpha: drift.alpha,
         residual: drift.residual,
         certified: (drift.epsilon, drift.proxy),
+        kappa: f64::NAN,
     }
 }
 
