@@ -263,6 +263,30 @@ typedef struct foam_tensor {
 /** Rounding's negative eigenvalues become zero. */
 #define FOAM_NEGATIVE_CLAMP 1
 
+/** Inverse roots of the statistics times the filtered gradient. */
+#define FOAM_PRECONDITIONER_SHAMPOO 0
+
+/** SOAP: Adam in the eigenbasis of the statistics. */
+#define FOAM_PRECONDITIONER_SOAP 1
+
+/** SOAP's statistics in the parameter's own axes, as in the authors' code. */
+#define FOAM_SOAP_EXACT 0
+
+/** SOAP's statistics in the basis: equal in exact arithmetic, and cheaper. */
+#define FOAM_SOAP_IN_BASIS 1
+
+/** Checks every `check_period` steps. */
+#define FOAM_SCHEDULE_FIXED 0
+
+/** Checks every `front_period` steps in the first `front_steps`, then every `check_period`. */
+#define FOAM_SCHEDULE_FRONT_LOADED 1
+
+/** Checks at t = 1, then at t <- ceil(refresh_growth * t). */
+#define FOAM_SCHEDULE_GEOMETRIC 2
+
+/** Checks every `check_period` steps; SOAP's basis is refreshed where kappa is above `kappa_threshold`. */
+#define FOAM_SCHEDULE_KAPPA 3
+
 /** No fault. */
 #define FOAM_FAULT_NONE 0
 
@@ -397,6 +421,28 @@ typedef struct foam_config {
     foam_deallocate_fn deallocate;
     /** First argument of both. */
     void *allocator_user;
+    /** `FOAM_PRECONDITIONER_*`: which preconditioner gives the direction. */
+    int32_t preconditioner;
+    /** `FOAM_SOAP_*`: where SOAP keeps its statistics. */
+    int32_t soap_form;
+    /** `FOAM_SCHEDULE_*`: at which steps factors are checked (policy stale and SOAP: refreshed). */
+    int32_t refresh_schedule;
+    /** SOAP: vectors have a basis too (1), or take plain Adam (0). */
+    int32_t precondition_1d;
+    /** SOAP: divide the direction of a block by its root mean square. */
+    int32_t normalize_grads;
+    /** Must be 0. */
+    int32_t reserved_soap;
+    /** SOAP: a side larger than this has no basis; 0 means no limit. */
+    int64_t max_precond_dim;
+    /** Steps between checks in the first part of the schedule front_loaded. */
+    int64_t front_period;
+    /** Steps of that part; 0 means 4 / (1 - beta2). */
+    int64_t front_steps;
+    /** Factor from a check to the next in the schedule geometric, in [1.01, 1000]. */
+    double refresh_growth;
+    /** Kappa above which the schedule kappa refreshes. */
+    double kappa_threshold;
 } foam_config;
 
 /**
@@ -492,7 +538,7 @@ typedef struct foam_stats_info {
     uint64_t factors;
     /** Checks of factors: what stale Shampoo would spend an eigendecomposition on each time. */
     uint64_t checks;
-    /** Eigendecompositions done. */
+    /** Eigendecompositions done (SOAP: refreshes of a basis, the first and those by QR). */
     uint64_t evd_calls;
     /** Checks that kept the stale basis. */
     uint64_t reuse_calls;
@@ -613,7 +659,7 @@ typedef struct foam_factor_info {
     uint64_t last_check;
     /** Checks. */
     uint64_t checks;
-    /** Eigendecompositions. */
+    /** Eigendecompositions (SOAP: refreshes of the basis, the first and those by QR). */
     uint64_t evd_calls;
     /** Checks that kept the stale basis. */
     uint64_t reuse_calls;
@@ -633,6 +679,8 @@ typedef struct foam_factor_info {
     uint64_t fallback_svd;
     /** Refreshes given up. */
     uint64_t fallback_stale;
+    /** SOAP: kappa of the last check, how far the statistic was from diagonal in the basis in use; 0 is fresh. */
+    double kappa;
 } foam_factor_info;
 
 /** The factor's statistic: the running second moment, not bias-corrected; dim x dim. */
@@ -712,7 +760,8 @@ typedef struct foam_block_info {
  * set shape, ndim, count and dtype. Blocks are taken as they are: `merge_dims` and `max_factor_dim` do
  * nothing here, and neither do `lr_scale` and `nonfinite`.
  *
- * One step is three calls, `foam_stack_accumulate`, `foam_stack_check` and `foam_stack_apply`. They do what
+ * One step is three calls, `foam_stack_accumulate`, `foam_stack_check` and `foam_stack_apply` (for SOAP
+ * `foam_stack_accumulate`, `foam_stack_apply` and `foam_stack_check`). They do what
  * `foam_step` does to parameters of that shape, with equal bits. There is no handle: calls may overlap as
  * long as they write different buffers. Threads are shared by all calls with the same `num_threads`.
  */
@@ -742,8 +791,8 @@ typedef struct foam_stack {
 #define FOAM_STACK_CLOCK 0
 
 /**
- * The record of every factor, u32[count, ndim, 50]: ten doubles (epsilon, proxy, max_proxy, relative_change,
- * alpha, gap_bound, residual, noise_floor, eigenvalue_min, eigenvalue_max), then fifteen 64-bit whole numbers
+ * The record of every factor, u32[count, ndim, 52]: eleven doubles (epsilon, proxy, max_proxy, relative_change,
+ * alpha, gap_bound, residual, noise_floor, eigenvalue_min, eigenvalue_max, kappa), then fifteen 64-bit whole numbers
  * (last_branch, 1 once there is a basis, last_refresh, last_check, checks, evd_calls, reuse_calls,
  * proxy_calls, epsilon_updates, cap_refreshes, residual_calls, failed_evds, fallback_double, fallback_svd,
  * fallback_stale), as in `foam_factor_info`.
@@ -771,11 +820,14 @@ typedef struct foam_stack {
 /** Momentum (`momentum` > 0). */
 #define FOAM_STACK_MOMENTUM 8
 
+/** Statistics of an axis in its basis (`soap_form` = in_basis); the lower triangle of their transpose counts. */
+#define FOAM_STACK_ROTATED_STATISTIC 9
+
 /** One state buffer of a stack, as `foam_stack_layout` describes it: row-major and contiguous. */
 typedef struct foam_stack_buffer {
     /** Bytes of this struct as the library wrote it. */
     uint32_t struct_size;
-    /** `FOAM_STACK_CLOCK` to `FOAM_STACK_MOMENTUM`: what it holds. */
+    /** `FOAM_STACK_CLOCK` to `FOAM_STACK_ROTATED_STATISTIC`: what it holds. */
     int32_t kind;
     /** Axis, for a factor's buffer, else -1. */
     int32_t axis;
@@ -939,7 +991,7 @@ const char *foam_status_name(foam_status status);
 
 /**
  * Fills `config` with a preset: NULL or "reference" (the paper's ViT setting on the schedule of
- * the authors' code) or "paper" (Algorithms 1-3 as printed). `struct_size` is
+ * the authors' code), "paper" (Algorithms 1-3 as printed) or "soap" (SOAP). `struct_size` is
  * `sizeof(foam_config)` as the caller was compiled.
  *
  * Contract: `config` points to `struct_size` writable bytes; `preset` is NULL or a C string; `error` is NULL
@@ -1067,13 +1119,14 @@ foam_status foam_step(foam_optimizer *optimizer,
  * Changes one option of a live optimizer; the next step uses it, and no state moves. Keys and values are those of
  * `foam_config_set`. Live are lr, weight_decay, decoupled_weight_decay, the dampings (epsilon, epsilon_left,
  * epsilon_right, epsilon_max), tau, residual_threshold, check_period, grafting_epsilon, nonfinite,
- * negative_eigenvalues, noise_floor, nesterov, ema_momentum, nadam, inject_fault and inject_fault_step, and as long
- * as they switch nothing on or off also beta1, beta2, grafting_beta2 and momentum. The others shape the state and
- * are refused by name with the reason.
+ * negative_eigenvalues, noise_floor, nesterov, ema_momentum, nadam, inject_fault, inject_fault_step,
+ * refresh_schedule, front_period, front_steps, refresh_growth and kappa_threshold, and as long as they switch nothing
+ * on or off also beta1, beta2, grafting_beta2 and momentum. The others shape the state and are refused by name with
+ * the reason.
  *
  * The configuration is validated as a whole; a refused value changes nothing. A new damping is used from the next
- * check on. A new check_period leaves the first check where it was. Bias corrections take a new beta as if it had
- * been in use from the first step.
+ * check on. A new check_period or schedule leaves the first check where it was. Bias corrections take a new beta as
+ * if it had been in use from the first step.
  *
  * Contract: `optimizer` came from `foam_create`; `key` and `value` are C strings; `error` is NULL or a record.
  */
@@ -1312,7 +1365,8 @@ foam_status foam_stack_accumulate(const foam_config *config,
  * Second part of a step: measures, decides, refreshes and re-damps the factors of the blocks that took part
  * and whose clock says that a check is due. Call it in every step, or at least in every step with a check.
  * Reads info, clock, record, statistics, bases, spectra and inverse roots; writes all of these but clock and
- * statistics.
+ * statistics. SOAP's basis is checked after `foam_stack_apply`: its check reads info, clock, record, statistics,
+ * bases, filter and moment, and writes all of these but clock and (`soap_form` = exact) statistics.
  *
  * Contract: As `foam_stack_accumulate`.
  */
@@ -1324,7 +1378,8 @@ foam_status foam_stack_check(const foam_config *config,
 /**
  * Last part of a step: the updates, to be added to the parameters. Reads grads, params, info, clock, inverse
  * roots, filter, moment and momentum; writes update, filter, moment, momentum and info. A block that took no
- * part gets an update of zeros and keeps its state.
+ * part gets an update of zeros and keeps its state. SOAP reads the bases in place of the inverse roots; with
+ * `soap_form` = in_basis it adds the projected gradient to the statistics here.
  *
  * Contract: As `foam_stack_accumulate`.
  */
@@ -1382,7 +1437,7 @@ void *foam_xla_accumulate(void *call_frame);
 /**
  * `foam_stack_check` as an XLA FFI handler, as `foam_xla_accumulate`. Operands: info, clock, record,
  * statistic_*, basis_*, spectrum_*, inverse_root_*. Results: record, basis_*, spectrum_*, inverse_root_*,
- * info, workspace.
+ * info, workspace. SOAP has other ports (`foam_stack_ports` lists them), and is checked after `foam_xla_apply`.
  *
  * Contract: `call_frame` is a call frame of XLA's.
  */

@@ -282,9 +282,7 @@ impl Config {
                 "policy = grafting_only needs a grafting; expected grafting = sgd, adagrad, rmsprop or adam",
             ));
         }
-        if self.refresh_schedule == RefreshSchedule::FrontLoaded
-            && self.front_steps == 0
-            && self.beta2 >= 1.0
+        if self.refresh_schedule == RefreshSchedule::FrontLoaded && self.front_steps == 0 && self.beta2 >= 1.0
         {
             return Err(Error::invalid(
                 "front_steps = 0 means 4/(1 - beta2), but beta2 = 1; expected front_steps >= 1",
@@ -316,7 +314,10 @@ impl Config {
     /// SOAP is Adam in a basis that is made at the first step and refreshed on a schedule: what does not fit.
     fn validate_soap(&self) -> Result<()> {
         let fits = [
-            (self.policy == Policy::Stale, "policy = stale: refresh_schedule says when its basis is refreshed"),
+            (
+                self.policy == Policy::Stale,
+                "policy = stale: refresh_schedule says when its basis is refreshed",
+            ),
             (self.cadence == Cadence::Paper, "cadence = paper: its basis is made at the first step"),
             (self.grafting == Grafting::Adam, "grafting = adam: it is Adam in a basis"),
             (!self.normalized_grafting, "normalized_grafting = false"),

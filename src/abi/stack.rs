@@ -34,7 +34,8 @@ const _: () = assert!(FOAM_STACK_MAX_NDIM == MAX_ORDER && FOAM_STACK_BUFFER_NDIM
 /// set shape, ndim, count and dtype. Blocks are taken as they are: `merge_dims` and `max_factor_dim` do
 /// nothing here, and neither do `lr_scale` and `nonfinite`.
 ///
-/// One step is three calls, `foam_stack_accumulate`, `foam_stack_check` and `foam_stack_apply`. They do what
+/// One step is three calls, `foam_stack_accumulate`, `foam_stack_check` and `foam_stack_apply` (for SOAP
+/// `foam_stack_accumulate`, `foam_stack_apply` and `foam_stack_check`). They do what
 /// `foam_step` does to parameters of that shape, with equal bits. There is no handle: calls may overlap as
 /// long as they write different buffers. Threads are shared by all calls with the same `num_threads`.
 #[repr(C)]

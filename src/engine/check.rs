@@ -66,7 +66,8 @@ impl Engine {
     /// The factors of the blocks that take part and whose clocks say so.
     fn due(&self) -> Vec<usize> {
         let is_due = |factor: &usize| {
-            let (block, own) = (self.plan.factors[*factor].block, self.plan.factors[*factor].is_preconditioned());
+            let (block, own) =
+                (self.plan.factors[*factor].block, self.plan.factors[*factor].is_preconditioned());
             let has_basis = self.records[*factor].has_basis();
             own && self.takes_part[block] && cadence::is_due(&self.config, self.clocks[block].step, has_basis)
         };

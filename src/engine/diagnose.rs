@@ -103,13 +103,13 @@ impl Optimizer {
         let epsilon = self.records()[factor].gauges.epsilon;
         let plan = &self.plan().factors[factor];
         let exponent = plan.exponent;
-        let (Some(statistic), Some(basis), Some(spectrum)) = (plan.statistic, plan.basis, plan.spectrum) else {
+        let (Some(statistic), Some(basis), Some(spectrum)) = (plan.statistic, plan.basis, plan.spectrum)
+        else {
             return Err(Error::invalid(
                 "SOAP has no inverse roots and no operator gap; expected preconditioner = shampoo",
             ));
         };
-        let [statistic, basis, spectrum] =
-            [statistic, basis, spectrum].map(|slot| self.slot_values(slot));
+        let [statistic, basis, spectrum] = [statistic, basis, spectrum].map(|slot| self.slot_values(slot));
         let (statistic, basis, spectrum) = (statistic?, basis?, spectrum?);
         let in_use = InUse { statistic: &statistic, basis: &basis, spectrum: &spectrum, exponent };
         gap::exact_gap(&in_use, scale, epsilon)

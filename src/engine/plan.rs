@@ -217,11 +217,8 @@ fn layout(
 ) -> Vec<Array> {
     let words = |content, tail: &[usize]| Array { content, element: Element::U32, tail: tail.to_vec() };
     let mut arrays = vec![words(Content::Clock, &[CLOCK_WORDS])];
-    let of_factors = if preconditioned {
-        Preconditioner::of(config).arrays(dims, statistic, work)
-    } else {
-        Vec::new()
-    };
+    let of_factors =
+        if preconditioned { Preconditioner::of(config).arrays(dims, statistic, work) } else { Vec::new() };
     if !of_factors.is_empty() {
         arrays.push(words(Content::Record, &[dims.len(), RECORD_WORDS]));
         arrays.extend(of_factors);
@@ -520,7 +517,8 @@ impl Plan {
             let (full, rest) = ((dim / limit) as u128, dim % limit);
             // Only a side that reaches the limit has a square of it.
             let whole = if full > 0 { full.saturating_mul(square(limit)) } else { 0 };
-            numbers = numbers.saturating_add((all / chunks(*dim)).saturating_mul(whole.saturating_add(square(rest))));
+            numbers = numbers
+                .saturating_add((all / chunks(*dim)).saturating_mul(whole.saturating_add(square(rest))));
         }
         let bytes = numbers.saturating_mul(2 * precision.size() as u128);
         if bytes > ADDRESSABLE {

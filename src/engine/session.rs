@@ -91,10 +91,13 @@ impl Session {
                 config.weight_decay
             )));
         }
-        let (layout, preconditioner) =
-            (&self.engine.plan.stacks[0].layout, &self.engine.plan.preconditioner);
+        let (layout, preconditioner) = (&self.engine.plan.stacks[0].layout, &self.engine.plan.preconditioner);
         let kept = &mut self.ports[verb as usize][usize::from(with_params)];
-        Ok(kept.get_or_insert_with(|| Arc::new(Ports::new(verb, preconditioner, &self.stack, layout, with_params))).clone())
+        Ok(kept
+            .get_or_insert_with(|| {
+                Arc::new(Ports::new(verb, preconditioner, &self.stack, layout, with_params))
+            })
+            .clone())
     }
 
     /// Where the buffers lie.

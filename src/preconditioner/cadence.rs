@@ -121,7 +121,7 @@ mod tests {
             refresh_growth: 1.5,
             ..Config::default()
         };
-        assert_eq!(checks(&config, 50), [1, 2, 3, 4, 6, 9, 14, 21, 31, 46]);
+        assert_eq!(checks(&config, 50), [1, 2, 3, 4, 6, 9, 13, 19, 28, 42]);
         let reference = Config { cadence: Cadence::Reference, refresh_growth: 2.0, ..config };
         assert_eq!(checks(&reference, 40), [1, 2, 4, 8, 16, 32]);
     }

@@ -110,6 +110,17 @@ layout!(
         allocate,
         deallocate,
         allocator_user,
+        preconditioner,
+        soap_form,
+        refresh_schedule,
+        precondition_1d,
+        normalize_grads,
+        reserved_soap,
+        max_precond_dim,
+        front_period,
+        front_steps,
+        refresh_growth,
+        kappa_threshold,
     }
 );
 layout!(
@@ -188,6 +199,7 @@ layout!(
         fallback_double,
         fallback_svd,
         fallback_stale,
+        kappa,
     }
 );
 layout!(stack, foam_stack { struct_size, flags, shape, ndim, dtype, count, weight_decay_scale, root });

@@ -47,6 +47,7 @@ COLUMNS = (
     "fallback_double",
     "fallback_svd",
     "fallback_stale",
+    "kappa",
     "branch",
     # Of the whole group, the same in all its rows.
     "group",

@@ -200,6 +200,19 @@ class Config(ctypes.Structure):
             ("deallocate", c_void_p),
             ("allocator_user", c_void_p),
         ]
+        + [
+            (name, c_int32)
+            for name in (
+                "preconditioner",
+                "soap_form",
+                "refresh_schedule",
+                "precondition_1d",
+                "normalize_grads",
+                "reserved_soap",
+            )
+        ]
+        + [(name, c_int64) for name in ("max_precond_dim", "front_period", "front_steps")]
+        + [(name, c_double) for name in ("refresh_growth", "kappa_threshold")]
     )
 
 
@@ -313,6 +326,7 @@ class FactorInfo(ctypes.Structure):
                 "fallback_stale",
             )
         ]
+        + [("kappa", c_double)]
     )
 
 

@@ -1,9 +1,9 @@
 //! The scratch of one factor at a check step: a few matrices and the workspace of an eigendecomposition, made once.
 
-use super::{evd, qr};
 use super::product::{Span2, mirror, multiply, multiply_lower};
 use super::real::Real;
 use super::{Precision, Shared};
+use super::{evd, qr};
 use crate::engine::plan::{FactorPlan, Plan};
 use crate::memory::aligned;
 use faer::dyn_stack::MemStack;
