@@ -9,7 +9,7 @@ pub mod options;
 pub use choices::*;
 pub use options::OPTIONS;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::preconditioner::damping::Damping;
 
 /// Every hyperparameter. `Config::default()` is the preset `default`.
@@ -89,11 +89,32 @@ pub struct Config {
     pub inject_fault_step: i64,
     /// The unit of `epsilon`, `epsilon_left`, `epsilon_right`, `epsilon_max` and `grafting_epsilon`.
     pub epsilon_mode: EpsilonMode,
-    /// Precondition vectors and scalars too; else they take the grafted method's step.
+    /// Precondition vectors and scalars too; else they take the grafted method's step (SOAP: plain Adam).
     pub precondition_1d: bool,
     /// Merging leaves the first dimension alone, so that a matrix stays a matrix.
     pub keep_matrix: bool,
+    /// Which preconditioner gives the direction.
+    pub preconditioner: PreconditionerName,
+    /// Where SOAP keeps its statistics.
+    pub soap_form: SoapForm,
+    /// At which steps factors are checked.
+    pub refresh_schedule: RefreshSchedule,
+    /// SOAP: divide the direction of a block by its root mean square.
+    pub normalize_grads: bool,
+    /// SOAP: a side larger than this has no basis; 0 means no limit.
+    pub max_precond_dim: i64,
+    /// Steps between checks in the first `front_steps`.
+    pub front_period: i64,
+    /// How long the first part of the schedule `front_loaded` lasts; 0 means 4/(1 − β₂).
+    pub front_steps: i64,
+    /// ρ of the schedule `geometric`.
+    pub refresh_growth: f64,
+    /// κ above which the schedule `kappa` refreshes.
+    pub kappa_threshold: f64,
 }
+
+/// A side that no parameter has: blocks are not cut.
+const NO_CUT: i64 = 1 << 40;
 
 impl Default for Config {
     /// The preset `default`: what needs no tuning when it takes the place of AdamW. Nothing in it depends on the
@@ -165,11 +186,21 @@ impl Config {
             epsilon_mode: EpsilonMode::Absolute,
             precondition_1d: true,
             keep_matrix: false,
+            preconditioner: PreconditionerName::Shampoo,
+            soap_form: SoapForm::Exact,
+            refresh_schedule: RefreshSchedule::Fixed,
+            normalize_grads: false,
+            max_precond_dim: 0,
+            front_period: 5,
+            front_steps: 0,
+            refresh_growth: 1.5,
+            kappa_threshold: 0.5,
         }
     }
 
-    /// The preset called `name`: `default`, `reference` or `paper` (Algorithms 1–3 as printed: no bias
-    /// correction, no filter, no grafting, no decay, no merging).
+    /// The preset called `name`: `default`, `reference`, `paper` (Algorithms 1–3 as printed: no bias correction,
+    /// no filter, no grafting, no decay, no merging) or `soap` (SOAP with its authors' options, the statistics in
+    /// the basis, and a front-loaded schedule).
     pub fn preset(name: &str) -> Result<Config> {
         match name {
             "default" => Ok(Config::default()),
@@ -184,8 +215,26 @@ impl Config {
                 negative_eigenvalues: NegativeEigenvalues::Clamp,
                 ..Config::reference()
             }),
+            "soap" => Ok(Config {
+                preconditioner: PreconditionerName::Soap,
+                soap_form: SoapForm::InBasis,
+                policy: Policy::Stale,
+                cadence: Cadence::Paper,
+                refresh_schedule: RefreshSchedule::FrontLoaded,
+                check_period: 15,
+                beta2: 0.95,
+                grafting_beta2: 0.95,
+                grafting_epsilon: 1e-8,
+                precondition_1d: false,
+                max_precond_dim: 10_000,
+                max_factor_dim: NO_CUT,
+                merge_dims: false,
+                weight_decay: 0.01,
+                lr: 3e-3,
+                ..Config::reference()
+            }),
             other => Err(Error::invalid(format!(
-                "preset '{other}' is unknown; expected default, reference or paper"
+                "preset '{other}' is unknown; expected default, reference, paper or soap"
             ))),
         }
     }
@@ -207,9 +256,10 @@ impl Config {
         let mut config = self.clone();
         option.write(&mut config, value)?;
         option.check_change(self, &config)?;
-        // Where the first check follows from the period it stays: it may be past, and its bases in use.
-        if key == "check_period" && self.start_step == 0 {
-            config.start_step = self.check_period;
+        // Where the first check follows from the schedule it stays: it may be past, and its bases in use.
+        let moves_the_first = ["check_period", "refresh_schedule", "front_period"].contains(&key);
+        if moves_the_first && self.start_step == 0 && self.cadence == Cadence::Reference {
+            config.start_step = self.first_check() as i64;
         }
         config.validate()?;
         Ok(config)
@@ -217,8 +267,24 @@ impl Config {
 
     /// First check on the `reference` cadence.
     pub fn first_check(&self) -> u64 {
-        let start = if self.start_step > 0 { self.start_step } else { self.check_period };
-        start as u64
+        let scheduled = match self.refresh_schedule {
+            RefreshSchedule::Fixed | RefreshSchedule::Kappa => self.check_period,
+            RefreshSchedule::FrontLoaded if self.front_length() >= self.front_period as u64 => {
+                self.front_period
+            }
+            RefreshSchedule::FrontLoaded => self.check_period,
+            RefreshSchedule::Geometric => 1,
+        };
+        (if self.start_step > 0 { self.start_step } else { scheduled }) as u64
+    }
+
+    /// How many steps the first part of the schedule `front_loaded` lasts.
+    pub fn front_length(&self) -> u64 {
+        if self.front_steps > 0 {
+            return self.front_steps as u64;
+        }
+        // Four windows of the statistics; a plain sum has none, and is refused.
+        (4.0 / (1.0 - self.beta2)).round() as u64
     }
 
     /// ε₀ of axis `axis` of a block of order `order`.
@@ -259,9 +325,63 @@ impl Config {
                 "policy = grafting_only needs a grafting; expected grafting = sgd, adagrad, rmsprop or adam",
             ));
         }
+        if self.refresh_schedule == RefreshSchedule::FrontLoaded && self.front_steps == 0 && self.beta2 >= 1.0
+        {
+            return Err(Error::invalid(
+                "front_steps = 0 means 4/(1 - beta2), but beta2 = 1; expected front_steps >= 1",
+            ));
+        }
+        match self.preconditioner {
+            PreconditionerName::Shampoo => self.refuse_options_of_soap(),
+            PreconditionerName::Soap => self.validate_soap(),
+        }
+    }
+
+    /// What only SOAP does.
+    fn refuse_options_of_soap(&self) -> Result<()> {
         if !self.precondition_1d && self.grafting == Grafting::None {
             return Err(Error::invalid(
                 "precondition_1d = false needs a grafting, which vectors then take; expected grafting = sgd, adagrad, rmsprop or adam, or precondition_1d = true",
+            ));
+        }
+        let set = [
+            ("soap_form = in_basis", self.soap_form == SoapForm::InBasis),
+            ("refresh_schedule = kappa", self.refresh_schedule == RefreshSchedule::Kappa),
+            ("normalize_grads = true", self.normalize_grads),
+            ("max_precond_dim > 0", self.max_precond_dim > 0),
+        ];
+        match set.iter().find(|(_, set)| *set) {
+            None => Ok(()),
+            Some((what, _)) => Err(Error::invalid(format!(
+                "{what} belongs to SOAP, but preconditioner = shampoo; expected preconditioner = soap, or the option's default"
+            ))),
+        }
+    }
+
+    /// SOAP is Adam in a basis that is made at the first step and refreshed on a schedule: what does not fit.
+    fn validate_soap(&self) -> Result<()> {
+        let fits = [
+            (
+                self.policy == Policy::Stale,
+                "policy = stale: refresh_schedule says when its basis is refreshed",
+            ),
+            (self.cadence == Cadence::Paper, "cadence = paper: its basis is made at the first step"),
+            (self.grafting == Grafting::Adam, "grafting = adam: it is Adam in a basis"),
+            (!self.normalized_grafting, "normalized_grafting = false"),
+            (self.momentum == 0.0, "momentum = 0: its momentum is beta1"),
+            (!self.nadam, "nadam = false"),
+            (self.decoupled_weight_decay, "decoupled_weight_decay = true"),
+            (self.epsilon_mode == EpsilonMode::Absolute, "epsilon_mode = absolute: its epsilon is Adam's"),
+        ];
+        if let Some((_, expected)) = fits.iter().find(|(fits, _)| !fits) {
+            return Err(Error::invalid(format!(
+                "preconditioner = soap: expected {expected}; the preset soap sets all of its options"
+            )));
+        }
+        if self.device.kind != Device::CPU_KIND {
+            return Err(Error::new(
+                Kind::Unsupported,
+                "preconditioner = soap works on the CPU so far; expected device = cpu",
             ));
         }
         Ok(())
@@ -284,10 +404,10 @@ mod tests {
 
     #[test]
     fn presets_are_valid() {
-        for name in ["default", "reference", "paper"] {
+        for name in ["default", "reference", "paper", "soap"] {
             Config::preset(name).unwrap().validate().unwrap();
         }
-        assert!(Config::preset("best").unwrap_err().message.contains("default, reference or paper"));
+        assert!(Config::preset("best").unwrap_err().message.contains("default, reference, paper or soap"));
     }
 
     #[test]
@@ -348,6 +468,40 @@ mod tests {
     fn a_live_check_period_leaves_the_first_check_where_it_was() {
         let config = Config::reference().changed("check_period", "7").unwrap();
         assert_eq!((config.check_period, config.first_check()), (7, 20));
+    }
+
+    #[test]
+    fn soap_refuses_what_does_not_fit_it_and_shampoo_what_is_soaps() {
+        let refused = |preset: &str, key: &str, value: &str, expected: &str| {
+            let mut config = Config::preset(preset).unwrap();
+            config.set(key, value).unwrap();
+            let message = config.validate().unwrap_err().message;
+            assert!(message.contains(expected), "{message}");
+        };
+        for (key, value) in [
+            ("policy", "foam"),
+            ("cadence", "reference"),
+            ("grafting", "rmsprop"),
+            ("momentum", "0.9"),
+            ("nadam", "true"),
+            ("normalized_grafting", "true"),
+            ("decoupled_weight_decay", "false"),
+            ("device", "cuda:0"),
+            ("epsilon_mode", "relative"),
+        ] {
+            refused("soap", key, value, &format!("expected {key} = "));
+        }
+        refused("reference", "preconditioner", "soap", "the preset soap");
+        for (key, value) in [
+            ("soap_form", "in_basis"),
+            ("refresh_schedule", "kappa"),
+            ("normalize_grads", "true"),
+            ("max_precond_dim", "64"),
+        ] {
+            refused("reference", key, value, "expected preconditioner = soap");
+        }
+        let sum = Config { beta2: 1.0, ..Config::preset("soap").unwrap() };
+        assert!(sum.validate().unwrap_err().message.contains("front_steps"));
     }
 
     #[test]

@@ -77,6 +77,10 @@ struct Loop {
 
 impl Loop {
     fn new(options: &str, dtype: Dtype) -> Loop {
+        Loop::with_preset("reference", options, dtype)
+    }
+
+    fn with_preset(preset: &str, options: &str, dtype: Dtype) -> Loop {
         let shapes: [&[i64]; 6] = [&[140, 100], &[40, 3, 20], &[500], &[130, 1], &[3, 3], &[]];
         let specs: Vec<Spec> =
             shapes.iter().enumerate().map(|(i, s)| Spec::new(&format!("w{i}"), s).of(dtype)).collect();
@@ -86,7 +90,7 @@ impl Loop {
             specs.iter().chain(&specs).map(|s| s.tensor(&random.normals(s.elements()))).collect();
         let mut views: Vec<foam_tensor> = tensors.iter_mut().map(Tensor::in_c).collect();
         let grads = views.split_off(specs.len());
-        let model = Model::new("reference", options, &specs);
+        let model = Model::new(preset, options, &specs);
         Loop { model, _tensors: tensors, params: views, grads }
     }
 
@@ -150,6 +154,22 @@ fn a_step_without_a_check_allocates_nothing_on_any_thread() {
             let dirty = rounds.iter().filter(|round| **round != (0, 0)).count();
             assert!(dirty < threads, "(calls, bytes) {rounds:?}: {threads} threads, {dtype:?}, '{variant}'");
         }
+    }
+    for (dtype, variant) in [
+        (Dtype::F32, "soap_form=exact"),
+        (Dtype::F32, "soap_form=in_basis"),
+        (Dtype::F32, "soap_form=in_basis statistic_dtype=f64 normalize_grads=true precondition_1d=true"),
+        (Dtype::Bf16, "soap_form=exact max_precond_dim=64"),
+    ] {
+        let options =
+            format!("num_threads=1 max_factor_dim=128 check_period=1000000 refresh_schedule=fixed {variant}");
+        let run = Loop::with_preset("soap", &options, dtype);
+        run.steps(3);
+        assert_eq!(
+            allocated(|| run.steps(50)),
+            (0, 0),
+            "(calls, bytes) of SOAP's steps: {dtype:?}, '{variant}'"
+        );
     }
     the_rust_api_adds_nothing();
     let run = Loop::new("max_factor_dim=128 check_period=1 epsilon=1e-4 epsilon_max=1e-2", Dtype::F32);

@@ -15,3 +15,4 @@ mod properties;
 mod reference;
 mod robust;
 mod scale;
+mod soap;

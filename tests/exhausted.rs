@@ -484,7 +484,12 @@ fn in_rust() {
     };
     exhaust("Optimizer::step", true, &step, &|_| true);
     exhaust("Optimizer::factors", false, &|| status(optimizer.borrow_mut().factors().map(drop)), &|_| true);
-    exhaust("Optimizer::save_memory", false, &|| status(optimizer.borrow_mut().save_memory().map(drop)), &|_| true);
+    exhaust(
+        "Optimizer::save_memory",
+        false,
+        &|| status(optimizer.borrow_mut().save_memory().map(drop)),
+        &|_| true,
+    );
     let factor = optimizer.borrow_mut().factors().unwrap()[0].id;
     exhaust("statistic", false, &|| status(optimizer.borrow_mut().statistic(factor).map(drop)), &|_| true);
     exhaust("basis", false, &|| status(optimizer.borrow_mut().basis(factor).map(drop)), &|_| true);

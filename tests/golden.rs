@@ -77,6 +77,88 @@ traces! {
     stale_p4_adagrad_sum_lr_eps,
 }
 
+/// SOAP's traces: the weights after every step.
+const SOAP: [&str; 7] = [
+    "soap_conv4d",
+    "soap_conv4d_merged",
+    "soap_every_step",
+    "soap_multi_vectors",
+    "soap_normalized",
+    "soap_one_side_identity",
+    "soap_square",
+];
+
+fn soap(name: &str) -> Case {
+    Case::load(&folder().join(format!("soap/{name}.safetensors"))).unwrap()
+}
+
+/// Replays a trace of SOAP with some options changed; the error of its weights, and the tolerance.
+fn soap_error(name: &str, precision: Precision, changes: &[(&str, &str)]) -> (f64, f64) {
+    let mut case = soap(name);
+    let changes = changes.iter().map(|(key, value)| (key.to_string(), value.to_string()));
+    case.setup.options.extend(changes);
+    let report = replay(&case, precision).unwrap();
+    (report.checks[0].error.unwrap(), report.checks[0].tolerance)
+}
+
+#[test]
+fn every_trace_of_soap_agrees() {
+    let mut complaints = Vec::new();
+    for name in SOAP {
+        for precision in Precision::ALL {
+            let (error, tolerance) = soap_error(name, precision, &[]);
+            println!("{name} {}: {error:.1e}, allowed {tolerance:.1e}", precision.name());
+            if error > tolerance || error.is_nan() {
+                complaints.push(format!("{name} in {}: {error:.2e} > {tolerance:.1e}", precision.name()));
+            }
+        }
+    }
+    assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+}
+
+#[test]
+fn soap_with_its_statistics_in_the_basis_agrees_too() {
+    for name in SOAP {
+        let (error, tolerance) = soap_error(name, Precision::F64, &[("soap_form", "in_basis")]);
+        println!("{name}: {error:.1e}");
+        assert!(error <= tolerance, "{name}: {error:.2e} > {tolerance:.1e}");
+        let (error, tolerance) = soap_error(name, Precision::F32, &[("soap_form", "in_basis")]);
+        println!("{name} f32: {error:.1e}, allowed {tolerance:.1e}");
+        assert!(error <= 2.0 * tolerance, "{name}: {error:.2e} > {tolerance:.1e}");
+    }
+}
+
+#[test]
+fn a_trace_of_soap_notices_every_option() {
+    let changes = [
+        ("soap_square", ("beta1", "0.949")),
+        ("soap_square", ("beta2", "0.949")),
+        ("soap_square", ("grafting_beta2", "0.949")),
+        ("soap_square", ("check_period", "11")),
+        ("soap_square", ("bias_correction", "false")),
+        ("soap_square", ("weight_decay", "0.0101")),
+        ("soap_multi_vectors", ("precondition_1d", "true")),
+        ("soap_normalized", ("normalize_grads", "false")),
+        ("soap_one_side_identity", ("max_precond_dim", "24")),
+        ("soap_conv4d_merged", ("merge_dims", "false")),
+        ("soap_square", ("max_factor_dim", "8")),
+    ];
+    for (name, change) in changes {
+        let (error, tolerance) = soap_error(name, Precision::F64, &[change]);
+        assert!(error > 100.0 * tolerance, "{name} with {change:?}: {error:.1e}");
+    }
+}
+
+#[test]
+fn every_trace_of_soap_has_its_test() {
+    let names = std::fs::read_dir(folder().join("soap")).unwrap().map(|entry| entry.unwrap().path());
+    let traces = names.filter(|path| path.extension().is_some_and(|e| e == "safetensors"));
+    let mut stems: Vec<String> =
+        traces.map(|p| p.file_stem().unwrap().to_str().unwrap().to_string()).collect();
+    stems.sort();
+    assert_eq!(stems, SOAP);
+}
+
 #[test]
 fn every_trace_has_its_tests() {
     let names = std::fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path());

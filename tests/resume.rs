@@ -59,7 +59,11 @@ struct Run {
 
 impl Run {
     fn new(specs: Vec<Spec>, options: &str) -> Run {
-        let model = Model::new("reference", options, &specs);
+        Run::with_preset("reference", specs, options)
+    }
+
+    fn with_preset(preset: &str, specs: Vec<Spec>, options: &str) -> Run {
+        let model = Model::new(preset, options, &specs);
         let start = |s: &Spec| s.tensor(&Random::new(s.elements() as u64).normals(s.elements()));
         let params = specs.iter().map(start).collect();
         Run { specs, model, params }
@@ -109,6 +113,48 @@ fn a_run_resumed_after_any_step_continues_bit_for_bit() {
         assert_same(&copy, &run, &format!("right after loading step {k}"));
         copy.steps(k + 1..=STEPS);
         assert_same(&copy, &whole, &format!("resumed after step {k}"));
+    }
+}
+
+fn soap(form: &str, options: &str) -> Run {
+    let options =
+        format!("soap_form={form} max_factor_dim=5 max_precond_dim=5 lr=0.1 nonfinite=skip {options}");
+    Run::with_preset("soap", specs(), &options)
+}
+
+#[test]
+fn a_run_of_soap_resumed_after_any_step_continues_bit_for_bit() {
+    for form in ["exact", "in_basis"] {
+        for options in
+            ["", "refresh_schedule=kappa check_period=2 kappa_threshold=0.3", "precondition_1d=true"]
+        {
+            let mut whole = soap(form, options);
+            whole.steps(1..=STEPS);
+            let stats = whole.model.stats();
+            assert!(stats.evd_calls > 10 && stats.skipped_steps == 1, "{stats:?}");
+            for k in [0, 1, 2, 5, 6, 8, 9, 17, 25] {
+                let mut run = soap(form, options);
+                run.steps(1..=k);
+                let mut copy = soap(form, options);
+                copy.model.load(&run.model.save()).unwrap();
+                copy.params = run.params.clone();
+                assert_same(&copy, &run, &format!("{form} {options}: right after loading step {k}"));
+                copy.steps(k + 1..=STEPS);
+                assert_same(&copy, &whole, &format!("{form} {options}: resumed after step {k}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_checkpoint_of_another_form_or_preconditioner_is_refused() {
+    let mut exact = soap("exact", "");
+    exact.steps(1..=3);
+    let saved = exact.model.save();
+    for mut other in [soap("in_basis", ""), Run::new(specs(), &options("foam"))] {
+        let failure = other.model.load(&saved).unwrap_err();
+        assert_eq!(failure.status, FOAM_BAD_CHECKPOINT);
+        assert!(failure.message.contains("other options"), "{}", failure.message);
     }
 }
 

@@ -139,9 +139,9 @@ impl Race {
                         same("clock.weight", &own[8..]);
                     }
                     ("record", _) => {
-                        for (axis, record) in own.chunks_exact(232).enumerate() {
-                            same(&format!("stack0/axis{axis}/gauges"), &record[..80]);
-                            same(&format!("stack0/axis{axis}/counters"), &record[80..]);
+                        for (axis, record) in own.chunks_exact(240).enumerate() {
+                            same(&format!("stack0/axis{axis}/gauges"), &record[..88]);
+                            same(&format!("stack0/axis{axis}/counters"), &record[88..]);
                         }
                     }
                     (_, Some((kind, axis))) => same(&format!("stack0/axis{axis}/{kind}"), own),
@@ -176,6 +176,28 @@ fn every_policy_has_the_bits_of_a_handle() {
         let options = format!("policy={policy} residual_threshold=0.4 {DAMPED}");
         Race::new("reference", &options, Shape::new(&[6, 5], 3, Dtype::F32)).run(64);
     }
+}
+
+#[test]
+fn soap_has_the_bits_of_a_handle() {
+    let orders: [&[i64]; 6] = [&[7], &[6, 5], &[4, 3, 5], &[2, 3, 2, 4], &[9, 4], &[1]];
+    for dims in orders {
+        for options in [
+            "soap_form=exact",
+            "soap_form=in_basis",
+            "soap_form=exact refresh_schedule=kappa kappa_threshold=0.2 normalize_grads=true",
+            "soap_form=in_basis refresh_schedule=kappa kappa_threshold=0.2 statistic_dtype=f64",
+            "soap_form=in_basis statistic_dtype=f64 precondition_1d=true refresh_schedule=geometric",
+        ] {
+            let options = format!("{options} check_period=3 max_precond_dim=8 num_threads=2");
+            let mut race = Race::new("soap", &options, Shape::new(dims, 3, Dtype::F32));
+            race.stack.out_of_place = dims.len() == 2;
+            race.run(40);
+        }
+    }
+    let mut halves = Race::new("soap", "num_threads=1", Shape::new(&[5, 4], 2, Dtype::Bf16));
+    halves.stack.shape.weight_decay_scale = 1.0;
+    halves.run(30);
 }
 
 #[test]
@@ -363,7 +385,7 @@ fn the_layout_names_types_and_shapes_every_buffer() {
         listed("momentum=0.9 statistic_dtype=f64", &shape),
         [
             "clock u32[3, 4]",
-            "record u32[3, 2, 58]",
+            "record u32[3, 2, 60]",
             "statistic_0 f64[3, 6, 6]",
             "statistic_1 f64[3, 4, 4]",
             "basis_0 f64[3, 6, 6]",

@@ -70,6 +70,28 @@ fn every_thread_count_gives_the_same_bits(dtype: Dtype, policy: &str) {
 }
 
 #[test]
+fn soap_does_not_depend_on_the_number_of_threads() {
+    for options in ["soap_form=exact", "soap_form=in_basis", "soap_form=in_basis statistic_dtype=f64"] {
+        let run = |threads: usize| {
+            let (specs, mut random) = (specs(Dtype::F32), Random::new(9));
+            let params = specs.iter().map(|s| s.tensor(&random.normals(s.elements()))).collect();
+            let options = format!("{options} max_factor_dim=128 front_period=3 num_threads={threads}");
+            let mut run = Run { model: Model::new("soap", &options, &specs), params, specs, random };
+            run.steps(8);
+            assert_eq!(run.model.stats().threads, threads as u64);
+            (run.params.clone(), run.model.figures(), run.state())
+        };
+        let expected = run(1);
+        for threads in [2, 5] {
+            let got = run(threads);
+            assert_eq!(got.1, expected.1, "{options}: {threads} threads");
+            assert!(got.0 == expected.0, "{options}: other parameters with {threads} threads");
+            assert!(got.2 == expected.2, "{options}: another state with {threads} threads");
+        }
+    }
+}
+
+#[test]
 fn f32_results_do_not_depend_on_the_number_of_threads() {
     every_thread_count_gives_the_same_bits(Dtype::F32, "foam");
     every_thread_count_gives_the_same_bits(Dtype::F32, "foam_certified");

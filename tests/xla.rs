@@ -308,7 +308,7 @@ fn every_attribute_is_checked_by_name() {
         ("options", Attr::Text("tau=zero".into()), &["'options'", "tau", "zero"]),
         ("options", Attr::Text("tau".into()), &["'options'", "'tau'", "key=value"]),
         ("options", Attr::Text("tau=1;preset=paper".into()), &["preset", "first"]),
-        ("options", Attr::Text("preset=best".into()), &["'best'", "reference or paper"]),
+        ("options", Attr::Text("preset=best".into()), &["'best'", "reference, paper or soap"]),
         ("options", Attr::Text("epsilon_max=1e-12".into()), &["epsilon_max"]),
         ("options", Attr::Bytes(vec![0xFF, 0xFE]), &["'options'", "UTF-8"]),
         ("options", Attr::Real(1.0), &["'options'", "a string"]),

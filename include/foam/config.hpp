@@ -157,6 +157,24 @@ template <class Self> class Options : public ConfigBase {
     FOAM_HPP_SWITCH(precondition_1d)
     /** Merging leaves the first dimension alone, so that a matrix stays a matrix. */
     FOAM_HPP_SWITCH(keep_matrix)
+    /** Which preconditioner gives the direction; the preset "soap" sets all that SOAP needs. */
+    FOAM_HPP_CHOICE(Preconditioner, preconditioner)
+    /** Where SOAP keeps its statistics. */
+    FOAM_HPP_CHOICE(SoapForm, soap_form)
+    /** At which steps factors are checked (policy stale and SOAP: refreshed). */
+    FOAM_HPP_CHOICE(RefreshSchedule, refresh_schedule)
+    /** SOAP: divide the direction of a block by its root mean square. */
+    FOAM_HPP_SWITCH(normalize_grads)
+    /** SOAP: a side larger than this has no basis; 0 means no limit. */
+    FOAM_HPP_NUMBER(int64_t, max_precond_dim)
+    /** Steps between checks in the first part of the schedule front_loaded. */
+    FOAM_HPP_NUMBER(int64_t, front_period)
+    /** Steps of that part; 0 means 4 / (1 - beta2). */
+    FOAM_HPP_NUMBER(int64_t, front_steps)
+    /** Factor from a check to the next in the schedule geometric. */
+    FOAM_HPP_NUMBER(double, refresh_growth)
+    /** Kappa above which the schedule kappa refreshes. */
+    FOAM_HPP_NUMBER(double, kappa_threshold)
 #undef FOAM_HPP_NUMBER
 #undef FOAM_HPP_SWITCH
 #undef FOAM_HPP_CHOICE
@@ -192,7 +210,7 @@ class Config : public Options<Config> {
     /** A preset by name. */
     explicit Config(const std::string &name) { init(name.c_str()); }
 #endif
-    /** A preset by name: "default", "reference" or "paper". */
+    /** A preset by name: "default", "reference", "paper" or "soap". */
     static Result<Config> preset(const std::string &name) {
         return detail::fill(Config(), [&](Config &config, foam_error *error) {
             const uint32_t size = static_cast<uint32_t>(sizeof(foam_config));

@@ -91,6 +91,26 @@ enum class DeviceType : int32_t {
 /** Weight of a log line. */
 enum class LogLevel : int32_t { warning = FOAM_LOG_WARNING, info = FOAM_LOG_INFO };
 
+/** Which preconditioner gives the direction. */
+enum class Preconditioner : int32_t {
+    shampoo = FOAM_PRECONDITIONER_SHAMPOO,
+    soap = FOAM_PRECONDITIONER_SOAP,
+};
+
+/** Where SOAP keeps its statistics. */
+enum class SoapForm : int32_t {
+    exact = FOAM_SOAP_EXACT,
+    in_basis = FOAM_SOAP_IN_BASIS,
+};
+
+/** At which steps factors are checked. */
+enum class RefreshSchedule : int32_t {
+    fixed = FOAM_SCHEDULE_FIXED,
+    front_loaded = FOAM_SCHEDULE_FRONT_LOADED,
+    geometric = FOAM_SCHEDULE_GEOMETRIC,
+    kappa = FOAM_SCHEDULE_KAPPA,
+};
+
 /** What the last check of a factor did (`foam_factor_info::last_branch`). */
 enum class Branch : int32_t {
     none = FOAM_BRANCH_NONE,

@@ -66,6 +66,25 @@ pub const FOAM_NEGATIVE_SHIFT: i32 = 0;
 /// Rounding's negative eigenvalues become zero.
 pub const FOAM_NEGATIVE_CLAMP: i32 = 1;
 
+/// Inverse roots of the statistics times the filtered gradient.
+pub const FOAM_PRECONDITIONER_SHAMPOO: i32 = 0;
+/// SOAP: Adam in the eigenbasis of the statistics.
+pub const FOAM_PRECONDITIONER_SOAP: i32 = 1;
+
+/// SOAP's statistics in the parameter's own axes, as in the authors' code.
+pub const FOAM_SOAP_EXACT: i32 = 0;
+/// SOAP's statistics in the basis: equal in exact arithmetic, and cheaper.
+pub const FOAM_SOAP_IN_BASIS: i32 = 1;
+
+/// Checks every `check_period` steps.
+pub const FOAM_SCHEDULE_FIXED: i32 = 0;
+/// Checks every `front_period` steps in the first `front_steps`, then every `check_period`.
+pub const FOAM_SCHEDULE_FRONT_LOADED: i32 = 1;
+/// Checks at t = 1, then at t <- ceil(refresh_growth * t).
+pub const FOAM_SCHEDULE_GEOMETRIC: i32 = 2;
+/// Checks every `check_period` steps; SOAP's basis is refreshed where kappa is above `kappa_threshold`.
+pub const FOAM_SCHEDULE_KAPPA: i32 = 3;
+
 /// No fault.
 pub const FOAM_FAULT_NONE: i32 = 0;
 /// A panic in the middle of the step.
@@ -194,12 +213,30 @@ pub struct foam_config {
     pub allocator_user: *mut c_void,
     /// `FOAM_EPSILON_*`: the unit of the dampings.
     pub epsilon_mode: i32,
-    /// Precondition vectors and scalars too; else they take the grafted method's step.
+    /// Precondition vectors and scalars too; else they take the grafted method's step (SOAP: plain Adam).
     pub precondition_1d: i32,
     /// Merging leaves the first dimension alone, so that a matrix stays a matrix.
     pub keep_matrix: i32,
+    /// `FOAM_PRECONDITIONER_*`: which preconditioner gives the direction.
+    pub preconditioner: i32,
+    /// `FOAM_SOAP_*`: where SOAP keeps its statistics.
+    pub soap_form: i32,
+    /// `FOAM_SCHEDULE_*`: at which steps factors are checked (policy stale and SOAP: refreshed).
+    pub refresh_schedule: i32,
+    /// SOAP: divide the direction of a block by its root mean square.
+    pub normalize_grads: i32,
     /// Must be 0.
     pub reserved2: i32,
+    /// SOAP: a side larger than this has no basis; 0 means no limit.
+    pub max_precond_dim: i64,
+    /// Steps between checks in the first part of the schedule front_loaded.
+    pub front_period: i64,
+    /// Steps of that part; 0 means 4 / (1 - beta2).
+    pub front_steps: i64,
+    /// Factor from a check to the next in the schedule geometric, in [1.01, 1000].
+    pub refresh_growth: f64,
+    /// Kappa above which the schedule kappa refreshes.
+    pub kappa_threshold: f64,
 }
 
 // SAFETY: plain data, first field `struct_size`, every bit pattern valid.
@@ -255,7 +292,16 @@ unsafe impl AbiStruct for foam_config {
         epsilon_mode,
         precondition_1d,
         keep_matrix,
-        reserved2
+        preconditioner,
+        soap_form,
+        refresh_schedule,
+        normalize_grads,
+        reserved2,
+        max_precond_dim,
+        front_period,
+        front_steps,
+        refresh_growth,
+        kappa_threshold
     });
 
     fn defaults() -> Self {
@@ -314,7 +360,16 @@ fn from_config(config: &Config) -> foam_config {
         epsilon_mode: config.epsilon_mode.number(),
         precondition_1d: config.precondition_1d.into(),
         keep_matrix: config.keep_matrix.into(),
+        preconditioner: config.preconditioner.number(),
+        soap_form: config.soap_form.number(),
+        refresh_schedule: config.refresh_schedule.number(),
+        normalize_grads: config.normalize_grads.into(),
         reserved2: 0,
+        max_precond_dim: config.max_precond_dim,
+        front_period: config.front_period,
+        front_steps: config.front_steps,
+        refresh_growth: config.refresh_growth,
+        kappa_threshold: config.kappa_threshold,
     }
 }
 
@@ -378,13 +433,22 @@ pub(super) fn to_config(raw: &foam_config) -> Result<Config> {
         epsilon_mode: choice("epsilon_mode", raw.epsilon_mode)?,
         precondition_1d: switch("precondition_1d", raw.precondition_1d)?,
         keep_matrix: switch("keep_matrix", raw.keep_matrix)?,
+        preconditioner: choice("preconditioner", raw.preconditioner)?,
+        soap_form: choice("soap_form", raw.soap_form)?,
+        refresh_schedule: choice("refresh_schedule", raw.refresh_schedule)?,
+        normalize_grads: switch("normalize_grads", raw.normalize_grads)?,
+        max_precond_dim: raw.max_precond_dim,
+        front_period: raw.front_period,
+        front_steps: raw.front_steps,
+        refresh_growth: raw.refresh_growth,
+        kappa_threshold: raw.kappa_threshold,
     })
 }
 
 /// Fills `config` with a preset: NULL or "default" (works without tuning: relative damping, the policy sandwich),
-/// "reference" (the paper's ViT setting on the schedule of the authors' code) or "paper" (Algorithms 1-3 as
-/// printed). `struct_size` is `sizeof(foam_config)` as the caller was compiled. For a program compiled before the
-/// preset "default" existed, NULL means "reference", as it did then.
+/// "reference" (the paper's ViT setting on the schedule of the authors' code), "paper" (Algorithms 1-3 as
+/// printed) or "soap" (SOAP). `struct_size` is `sizeof(foam_config)` as the caller was compiled. For a program
+/// compiled before the preset "default" existed, NULL means "reference", as it did then.
 ///
 /// # Safety
 /// `config` points to `struct_size` writable bytes; `preset` is NULL or a C string; `error` is NULL
@@ -402,15 +466,16 @@ pub unsafe extern "C" fn foam_config_init(
             if config.is_null() {
                 return Err(Error::invalid("config is NULL; expected a foam_config to fill"));
             }
-            let knows_default = struct_size as usize >= std::mem::offset_of!(foam_config, reserved2) + 4;
+            let knows_default =
+                struct_size as usize >= std::mem::offset_of!(foam_config, kappa_threshold) + 8;
             let name = match (preset.is_null(), knows_default) {
                 (true, true) => "default",
                 (true, false) => "reference",
                 (false, _) => boundary::text(preset, "preset")?,
             };
-            if name == "default" && !knows_default {
+            if matches!(name, "default" | "soap") && !knows_default {
                 return Err(Error::invalid(format!(
-                    "preset 'default' needs a struct_size of {}, and this program was compiled with {struct_size}; expected reference or paper, or a program compiled with a newer foam.h",
+                    "preset '{name}' needs a struct_size of {}, and this program was compiled with {struct_size}; expected reference or paper, or a program compiled with a newer foam.h",
                     std::mem::size_of::<foam_config>()
                 )));
             }

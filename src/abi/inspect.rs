@@ -100,6 +100,7 @@ fn factor_of(optimizer: &Optimizer, index: usize) -> foam_factor_info {
         noise_floor: gauges.noise_floor,
         eigenvalue_min: gauges.eigenvalue_min,
         eigenvalue_max: gauges.eigenvalue_max,
+        kappa: gauges.kappa,
         last_refresh: counters.last_refresh as u64,
         last_check: counters.last_check as u64,
         checks: counters.checks as u64,

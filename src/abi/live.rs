@@ -10,13 +10,14 @@ use libc::c_char;
 /// Changes one option of a live optimizer; the next step uses it, and no state moves. Keys and values are those of
 /// `foam_config_set`. Live are lr, weight_decay, decoupled_weight_decay, the dampings (epsilon, epsilon_left,
 /// epsilon_right, epsilon_max), tau, residual_threshold, check_period, grafting_epsilon, nonfinite,
-/// negative_eigenvalues, noise_floor, nesterov, ema_momentum, nadam, inject_fault and inject_fault_step, and as long
-/// as they switch nothing on or off also beta1, beta2, grafting_beta2 and momentum. The others shape the state and
-/// are refused by name with the reason.
+/// negative_eigenvalues, noise_floor, nesterov, ema_momentum, nadam, inject_fault, inject_fault_step,
+/// refresh_schedule, front_period, front_steps, refresh_growth and kappa_threshold, and as long as they switch nothing
+/// on or off also beta1, beta2, grafting_beta2 and momentum. The others shape the state and are refused by name with
+/// the reason.
 ///
 /// The configuration is validated as a whole; a refused value changes nothing. A new damping is used from the next
-/// check on. A new check_period leaves the first check where it was. Bias corrections take a new beta as if it had
-/// been in use from the first step.
+/// check on. A new check_period or schedule leaves the first check where it was. Bias corrections take a new beta as
+/// if it had been in use from the first step.
 ///
 /// # Safety
 /// `optimizer` came from `foam_create`; `key` and `value` are C strings; `error` is NULL or a record.

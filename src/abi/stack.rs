@@ -34,7 +34,8 @@ const _: () = assert!(FOAM_STACK_MAX_NDIM == MAX_ORDER && FOAM_STACK_BUFFER_NDIM
 /// set shape, ndim, count and dtype. Blocks are taken as they are: `merge_dims` and `max_factor_dim` do
 /// nothing here, and neither do `lr_scale` and `nonfinite`.
 ///
-/// One step is three calls, `foam_stack_accumulate`, `foam_stack_check` and `foam_stack_apply`. They do what
+/// One step is three calls, `foam_stack_accumulate`, `foam_stack_check` and `foam_stack_apply` (for SOAP
+/// `foam_stack_accumulate`, `foam_stack_apply` and `foam_stack_check`). They do what
 /// `foam_step` does to parameters of that shape, with equal bits. There is no handle: calls may overlap as
 /// long as they write different buffers. Threads are shared by all calls with the same `num_threads`.
 #[repr(C)]
@@ -82,8 +83,8 @@ unsafe impl AbiStruct for foam_stack {
 /// The clock of every block, u32[count, 4]: its steps as a 64-bit whole number, the weight of its statistics
 /// as a double.
 pub const FOAM_STACK_CLOCK: i32 = 0;
-/// The record of every factor, u32[count, ndim, 50]: ten doubles (epsilon, proxy, max_proxy, relative_change,
-/// alpha, gap_bound, residual, noise_floor, eigenvalue_min, eigenvalue_max), then fifteen 64-bit whole numbers
+/// The record of every factor, u32[count, ndim, 52]: eleven doubles (epsilon, proxy, max_proxy, relative_change,
+/// alpha, gap_bound, residual, noise_floor, eigenvalue_min, eigenvalue_max, kappa), then fifteen 64-bit whole numbers
 /// (last_branch, 1 once there is a basis, last_refresh, last_check, checks, evd_calls, reuse_calls,
 /// proxy_calls, epsilon_updates, cap_refreshes, residual_calls, failed_evds, fallback_double, fallback_svd,
 /// fallback_stale, bound_exceeded, bound_average, bound_spectral, bound_sandwich), as in `foam_factor_info`.
@@ -104,6 +105,8 @@ pub const FOAM_STACK_MOMENT: i32 = 7;
 pub const FOAM_STACK_MOMENTUM: i32 = 8;
 /// Spectra of an axis as the last refresh gave them (policy sandwich).
 pub const FOAM_STACK_FRESH_SPECTRUM: i32 = 9;
+/// Statistics of an axis in its basis (`soap_form` = in_basis); the lower triangle of their transpose counts.
+pub const FOAM_STACK_ROTATED_STATISTIC: i32 = 10;
 
 /// One state buffer of a stack, as `foam_stack_layout` describes it: row-major and contiguous.
 #[repr(C)]
@@ -330,6 +333,7 @@ fn describe(array: &Array, count: usize) -> Result<foam_stack_buffer> {
         Content::Clock => FOAM_STACK_CLOCK,
         Content::Record => FOAM_STACK_RECORD,
         Content::Slot(SlotKind::Statistic, _) => FOAM_STACK_STATISTIC,
+        Content::Slot(SlotKind::RotatedStatistic, _) => FOAM_STACK_ROTATED_STATISTIC,
         Content::Slot(SlotKind::Basis, _) => FOAM_STACK_BASIS,
         Content::Slot(SlotKind::Spectrum, _) => FOAM_STACK_SPECTRUM,
         Content::Slot(SlotKind::InverseRoot, _) => FOAM_STACK_INVERSE_ROOT,

@@ -157,7 +157,8 @@ pub unsafe extern "C" fn foam_stack_accumulate(
 /// Second part of a step: measures, decides, refreshes and re-damps the factors of the blocks that took part
 /// and whose clock says that a check is due. Call it in every step, or at least in every step with a check.
 /// Reads info, clock, record, statistics, bases, spectra and inverse roots; writes all of these but clock and
-/// statistics.
+/// statistics. SOAP's basis is checked after `foam_stack_apply`: its check reads info, clock, record, statistics,
+/// bases, filter and moment, and writes all of these but clock and (`soap_form` = exact) statistics.
 ///
 /// # Safety
 /// As `foam_stack_accumulate`.
@@ -174,7 +175,8 @@ pub unsafe extern "C" fn foam_stack_check(
 
 /// Last part of a step: the updates, to be added to the parameters. Reads grads, params, info, clock, inverse
 /// roots, filter, moment and momentum; writes update, filter, moment, momentum and info. A block that took no
-/// part gets an update of zeros and keeps its state.
+/// part gets an update of zeros and keeps its state. SOAP reads the bases in place of the inverse roots; with
+/// `soap_form` = in_basis it adds the projected gradient to the statistics here.
 ///
 /// # Safety
 /// As `foam_stack_accumulate`.

@@ -7,6 +7,7 @@ use super::status::{foam_error, foam_status};
 use super::tensor::foam_dtype;
 use crate::engine::ports::{Port, Ports, Role, Verb};
 use crate::error::Error;
+use crate::preconditioner::Preconditioner;
 use crate::tensor::Element;
 use libc::c_char;
 use std::mem::size_of;
@@ -130,7 +131,7 @@ pub unsafe extern "C" fn foam_stack_ports(
                 }
             };
             let layout = stack.layout(&config)?;
-            let ports = Ports::new(verb, &stack, &layout, with)?;
+            let ports = Ports::new(verb, &Preconditioner::of(&config), &stack, &layout, with)?;
             let (read, own) = (ports.inputs.len(), Element::Real(stack.dtype));
             let list = List { items, item_size, capacity, count };
             boundary::write_list(list, read + ports.outputs.len(), |place| {

@@ -23,7 +23,7 @@ pub struct foam_stats_info {
     pub factors: u64,
     /// Checks of factors: what stale Shampoo would spend an eigendecomposition on each time.
     pub checks: u64,
-    /// Eigendecompositions done.
+    /// Eigendecompositions done (SOAP: refreshes of a basis, the first and those by QR).
     pub evd_calls: u64,
     /// Checks that kept the stale basis.
     pub reuse_calls: u64,
@@ -188,7 +188,7 @@ pub struct foam_factor_info {
     pub last_check: u64,
     /// Checks.
     pub checks: u64,
-    /// Eigendecompositions.
+    /// Eigendecompositions (SOAP: refreshes of the basis, the first and those by QR).
     pub evd_calls: u64,
     /// Checks that kept the stale basis.
     pub reuse_calls: u64,
@@ -216,6 +216,8 @@ pub struct foam_factor_info {
     pub bound_spectral: u64,
     /// Reuses certified by the sandwich bound itself (policy `sandwich`).
     pub bound_sandwich: u64,
+    /// SOAP: kappa of the last check, how far the statistic was from diagonal in the basis in use; 0 is fresh.
+    pub kappa: f64,
 }
 
 // SAFETY: plain data, first field `struct_size`, every bit pattern valid.
@@ -257,7 +259,8 @@ unsafe impl AbiStruct for foam_factor_info {
         bound_exceeded,
         bound_average,
         bound_spectral,
-        bound_sandwich
+        bound_sandwich,
+        kappa
     });
 
     fn defaults() -> Self {

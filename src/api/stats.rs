@@ -166,6 +166,8 @@ pub struct FactorStats {
     pub eigenvalue_min: f64,
     /// Largest eigenvalue of the basis in use.
     pub eigenvalue_max: f64,
+    /// SOAP: κ of the last check, how far the statistic was from diagonal in the basis in use.
+    pub kappa: f64,
     /// What the last check did.
     pub last_branch: Branch,
     /// Step of the last refresh, on the parameter's own clock; 0 for never.
@@ -266,6 +268,7 @@ pub(super) fn factor(engine: &engine::Optimizer, index: usize) -> FactorStats {
         noise_floor: gauges.noise_floor,
         eigenvalue_min: gauges.eigenvalue_min,
         eigenvalue_max: gauges.eigenvalue_max,
+        kappa: gauges.kappa,
         last_branch: Branch::of(counters.branch),
         last_refresh: counters.last_refresh as u64,
         last_check: counters.last_check as u64,

@@ -70,6 +70,40 @@ pub enum StatisticDtype {
     F64 = 2,
 }
 
+/// Which preconditioner gives the direction.
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PreconditionerName {
+    /// Inverse roots of the statistics times the filtered gradient.
+    Shampoo = 0,
+    /// Adam in the eigenbasis of the statistics.
+    Soap = 1,
+}
+
+/// Where SOAP keeps its statistics; both are equal in exact arithmetic.
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SoapForm {
+    /// In the parameter's own axes, as the authors' code does.
+    Exact = 0,
+    /// In the basis, where the projected gradient is already: a check costs O(n²).
+    InBasis = 1,
+}
+
+/// At which steps factors are checked (policy `stale`: refreshed).
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefreshSchedule {
+    /// Every `check_period` steps.
+    Fixed = 0,
+    /// Every `front_period` steps in the first `front_steps`, then every `check_period`.
+    FrontLoaded = 1,
+    /// At t = 1, then at t ← ⌈`refresh_growth`·t⌉.
+    Geometric = 2,
+    /// Every `check_period` steps; SOAP's basis is refreshed where κ is above `kappa_threshold`.
+    Kappa = 3,
+}
+
 /// What a step does with a gradient that is not finite.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,6 +212,11 @@ choice!(Grafting {
     "none" => None, "sgd" => Sgd, "adagrad" => Adagrad, "rmsprop" => Rmsprop, "adam" => Adam,
 });
 choice!(StatisticDtype { "auto" => Auto, "f32" => F32, "f64" => F64 });
+choice!(PreconditionerName { "shampoo" => Shampoo, "soap" => Soap });
+choice!(SoapForm { "exact" => Exact, "in_basis" => InBasis });
+choice!(RefreshSchedule {
+    "fixed" => Fixed, "front_loaded" => FrontLoaded, "geometric" => Geometric, "kappa" => Kappa,
+});
 choice!(Nonfinite { "error" => Error, "skip" => Skip });
 choice!(NegativeEigenvalues { "shift" => Shift, "clamp" => Clamp });
 choice!(InjectFault {

@@ -19,6 +19,7 @@ impl Range {
     const POSITIVE: Range = Range { low: 0.0, low_open: true, high: f64::INFINITY, high_open: true };
     const NONNEGATIVE: Range = Range { low_open: false, ..Range::POSITIVE };
     const UNIT: Range = Range { low: 0.0, low_open: false, high: 1.0, high_open: false };
+    const GROWTH: Range = Range { low: 1.01, low_open: false, high: 1000.0, high_open: false };
     const BELOW_ONE: Range = Range { high_open: true, ..Range::UNIT };
 
     fn contains(&self, x: f64) -> bool {
@@ -167,6 +168,15 @@ pub const OPTIONS: &[OptionSpec] = &[
     named!(epsilon_mode, EpsilonMode, MADE_WITH),
     flag!(precondition_1d, BUFFERS),
     flag!(keep_matrix, BLOCKS),
+    named!(preconditioner, PreconditionerName, BUFFERS),
+    named!(soap_form, SoapForm, BUFFERS),
+    named!(refresh_schedule, RefreshSchedule, Live),
+    flag!(normalize_grads, Fixed("the device was made for it")),
+    whole!(max_precond_dim, 0..=i64::MAX, BUFFERS),
+    whole!(front_period, 1..=MOST, Live),
+    whole!(front_steps, 0..=MOST, Live),
+    real!(refresh_growth, Range::GROWTH, Live),
+    real!(kappa_threshold, Range::NONNEGATIVE, Live),
 ];
 
 pub(super) fn find(key: &str) -> Result<&'static OptionSpec> {

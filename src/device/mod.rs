@@ -12,6 +12,9 @@
 //! | [`Device::store_records`] | the records as the engine decided, or as a pending refresh will decide | check steps |
 //! | [`Device::redamp`] | inverse roots from (basis, spectrum, ε) | check steps |
 //! | [`Device::apply`] | filter, direction, grafting, decay, momentum, parameter | every step |
+//!
+//! For SOAP `refresh` turns the basis (and the moments in it), there is no `redamp`, and `apply` comes before the
+//! check; with the statistics in the basis `apply` adds the projected gradient to them.
 
 pub mod cpu;
 pub mod gpu;
@@ -228,6 +231,8 @@ pub struct Refreshed {
     pub eigenvalue_max: f64,
     /// The proxy right after the refresh; NaN when it was not measured.
     pub noise_floor: f64,
+    /// κ before the refresh; NaN when it was not measured.
+    pub kappa: f64,
 }
 
 /// A refresh whose outcome only the device will know: the record that the factor gets if it succeeds, and if it

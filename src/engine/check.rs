@@ -79,7 +79,7 @@ impl Engine {
         if lists.due.is_empty() {
             return Ok(true);
         }
-        let senses = policy::senses(self.config.policy);
+        let senses = self.plan.preconditioner.senses(&self.config);
         let sensed = lists.due.iter().copied().filter(|f| senses && (!known || self.records[*f].has_basis()));
         lists.sense.clear();
         lists.sense.extend(sensed.map(|factor| self.sense_order(factor)));
@@ -118,9 +118,10 @@ impl Engine {
     /// The factors of the blocks that take part and whose clocks say so.
     fn find_due(&self, due: &mut Vec<usize>) {
         let is_due = |factor: &usize| {
-            let block = self.plan.factors[*factor].block;
+            let (block, own) =
+                (self.plan.factors[*factor].block, self.plan.factors[*factor].is_preconditioned());
             let has_basis = self.records[*factor].has_basis();
-            self.takes_part[block] && cadence::is_due(&self.config, self.clocks[block].step, has_basis)
+            own && self.takes_part[block] && cadence::is_due(&self.config, self.clocks[block].step, has_basis)
         };
         due.clear();
         due.extend((0..self.plan.factors.len()).filter(is_due));
@@ -173,6 +174,9 @@ impl Engine {
             }
             false => refresh.iter().for_each(|order| redamp.push(self.expect(order, &mut pending))),
         }
+        if !self.plan.preconditioner.has_roots() {
+            redamp.clear();
+        }
         redamp.sort_unstable_by_key(|order: &RedampOrder| self.large_first(order.factor));
         let outcome = self.timed(Verb::Redamp, |this| {
             this.device.store_records(&this.records, &pending)?;
@@ -190,7 +194,7 @@ impl Engine {
     /// Counts the check; says whether it is a refresh that nothing has to be sensed for.
     fn begin_check(&mut self, factor: usize) -> bool {
         let t = self.step_of(factor) as i64;
-        let senses = policy::senses(self.config.policy);
+        let senses = self.plan.preconditioner.senses(&self.config);
         let record = &mut self.records[factor];
         let sensed = senses && record.has_basis();
         record.counters.checks += 1;
@@ -253,7 +257,8 @@ impl Engine {
         let (growth, plan) = (self.growth(factor), &self.plan.factors[factor]);
         let record = &mut self.records[factor];
         let before = record.gauges.epsilon;
-        match policy::decide(&self.config, record, sensed, plan.exponent, growth, plan.damping) {
+        let preconditioner = &self.plan.preconditioner;
+        match preconditioner.decide(&self.config, record, sensed, plan.exponent, growth, plan.damping) {
             Action::Refresh => refresh.push(self.refresh_order(factor)),
             // The same basis, spectrum and ε give the same inverse root: it is kept.
             Action::Reuse { epsilon, adopt_diagonal: false } if epsilon == before => {}
@@ -269,7 +274,13 @@ impl Engine {
     fn expect(&mut self, order: &RefreshOrder, pending: &mut Vec<Pending>) -> RedampOrder {
         let factor = order.factor;
         let none = f64::NAN;
-        let with = |rung| Refreshed { rung, noise_floor: none, eigenvalue_min: none, eigenvalue_max: none };
+        let with = |rung| Refreshed {
+            rung,
+            noise_floor: none,
+            eigenvalue_min: none,
+            eigenvalue_max: none,
+            kappa: none,
+        };
         let narrow = self.plan.param_of(factor).statistic == Precision::F32;
         let rung = if order.doubled && narrow { Rung::Double } else { Rung::Chosen };
         let success = self.outcome(order, &with(rung));
@@ -298,6 +309,7 @@ impl Engine {
             Rung::Svd => counters.fallback_svd += 1,
             Rung::Stale => counters.fallback_stale += 1,
         }
+        gauges.kappa = refreshed.kappa;
         let given_up = refreshed.rung == Rung::Stale;
         if given_up && order.has_basis {
             counters.reuse_calls += 1;
@@ -345,7 +357,7 @@ impl Engine {
         }
         let first = old.evd_calls == 0 && new.evd_calls == 1;
         let floor = after.gauges.noise_floor;
-        if first && floor > self.config.tau && policy::senses(self.config.policy) {
+        if first && floor > self.config.tau && self.plan.preconditioner.senses(&self.config) {
             self.warn(&format!(
                 "{}: rounding alone makes the proxy {floor:.3}, above tau; use statistic_dtype = f64 or a larger epsilon",
                 place()

@@ -42,8 +42,8 @@ impl Optimizer {
         if kind.is_vector() { dim } else { dim * dim }
     }
 
-    /// One of a factor's matrices, row-major. The statistic is the running moment, not bias-corrected;
-    /// the basis has one eigenvector per row.
+    /// One of a factor's matrices, row-major. The statistic is the running moment, not bias-corrected (in the
+    /// basis, if it is kept there); the basis has one eigenvector per row.
     pub fn factor_matrix(&mut self, factor: usize, kind: SlotKind) -> Result<Array2<f64>> {
         let plan = &self.plan().factors[factor];
         let slot = match kind {
@@ -51,9 +51,17 @@ impl Optimizer {
             SlotKind::Basis => plan.basis,
             SlotKind::Spectrum => plan.spectrum,
             SlotKind::InverseRoot => plan.inverse_root,
-            _ => return Err(Error::invalid(format!("a factor has no {}", kind.name()))),
+            _ => None,
         };
         let dim = plan.dim;
+        let slot = slot.ok_or_else(|| {
+            Error::invalid(format!(
+                "axis {} has no {}: expected one that this preconditioner keeps for the axis",
+                plan.axis,
+                kind.name()
+            ))
+        })?;
+        let in_basis = self.plan().slots[slot].kind == SlotKind::RotatedStatistic;
         let values = self.slot_values(slot)?;
         let shape = if kind.is_vector() { (1, dim) } else { (dim, dim) };
         let shaped = |values| {
@@ -65,6 +73,8 @@ impl Optimizer {
         }
         // Column-major storage, of which the lower triangle counts.
         let weight = self.engine.clocks[self.plan().factors[factor].block].weight;
+        // Statistics in the basis decay in every step.
+        let weight = if in_basis { 1.0 } else { weight };
         let lower = |k: usize| (k / dim).max(k % dim) + (k / dim).min(k % dim) * dim;
         let whole = (0..dim * dim).map(|k| weight * values[lower(k)]);
         shaped(listed(whole, "a factor's matrix")?)
@@ -96,8 +106,14 @@ impl Optimizer {
         let scale = rules.statistic_scale(self.engine.clocks[self.plan().factors[factor].block]);
         let epsilon = self.records()[factor].gauges.epsilon;
         let plan = &self.plan().factors[factor];
-        let (slots, exponent) = ([plan.statistic, plan.basis, plan.spectrum], plan.exponent);
-        let [statistic, basis, spectrum] = slots.map(|slot| self.slot_values(slot));
+        let exponent = plan.exponent;
+        let (Some(statistic), Some(basis), Some(spectrum)) = (plan.statistic, plan.basis, plan.spectrum)
+        else {
+            return Err(Error::invalid(
+                "SOAP has no inverse roots and no operator gap; expected preconditioner = shampoo",
+            ));
+        };
+        let [statistic, basis, spectrum] = [statistic, basis, spectrum].map(|slot| self.slot_values(slot));
         let (statistic, basis, spectrum) = (statistic?, basis?, spectrum?);
         let in_use = InUse { statistic: &statistic, basis: &basis, spectrum: &spectrum, exponent };
         gap::exact_gap(&in_use, scale, epsilon)

@@ -1,6 +1,7 @@
 //! An optimizer that owns its State: what a handle of the C ABI holds.
 
 use super::plan::{Content, FactorPlan, ParamSpec, Plan, Size, SlotId, Sum};
+use super::ports::Verb;
 use super::rules::Rules;
 use super::{Clock, Engine, Log};
 use crate::config::{Config, Device, Grafting, Nonfinite};
@@ -164,14 +165,19 @@ impl Optimizer {
 
     /// The part of a step that writes.
     fn take_step(&mut self, rules: &Rules, waits: bool) -> Result<Outcome> {
-        self.engine.accumulate(rules)?;
-        let goes_on = if waits { self.engine.check(rules) } else { Ok(true) };
-        match &goes_on {
-            Ok(true) => self.engine.apply(rules)?,
-            // The step was held back: what was put on the queue before it still counts.
-            Ok(false) => {}
-            Err(cause) if cause.kind == Kind::NotFinite => {}
-            Err(_) => return goes_on.map(|_| Outcome::Skipped),
+        let mut goes_on = Ok(true);
+        for verb in self.engine.plan.preconditioner.order() {
+            match verb {
+                Verb::Accumulate => self.engine.accumulate(rules)?,
+                Verb::Check if waits => goes_on = self.engine.check(rules),
+                Verb::Check => {}
+                Verb::Apply if matches!(goes_on, Ok(true)) => self.engine.apply(rules)?,
+                // The step was held back: what was put on the queue before it still counts.
+                Verb::Apply => {}
+            }
+            if goes_on.as_ref().is_err_and(|cause| cause.kind != Kind::NotFinite) {
+                return goes_on.map(|_| Outcome::Skipped);
+            }
         }
         self.engine.device.finish()?;
         self.engine.warn_left_out(self.engine.device.left_out());
@@ -217,8 +223,10 @@ impl Optimizer {
             }
             let next = engine.clocks[param.blocks.start].step + 1;
             let mut factors = param.factors.clone();
-            let due =
-                |factor: usize| cadence::is_due(&engine.config, next, engine.records[factor].has_basis());
+            let due = |factor: usize| {
+                engine.plan.factors[factor].is_preconditioned()
+                    && cadence::is_due(&engine.config, next, engine.records[factor].has_basis())
+            };
             waits = waits || factors.any(due);
         }
         waits

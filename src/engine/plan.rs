@@ -6,7 +6,7 @@ use crate::config::{Config, Policy, StatisticDtype};
 use crate::error::{Error, Result};
 use crate::memory::{copied, filled, listed, push, reserved, whole_text};
 use crate::preconditioner::damping::Damping;
-use crate::preconditioner::{FactorRecord, policy, shampoo};
+use crate::preconditioner::{FactorRecord, Preconditioner, policy};
 use crate::tensor::{DType, Element, Precision};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -67,7 +67,7 @@ pub struct BlockPlan {
     pub offset: usize,
     /// Number of elements.
     pub elements: usize,
-    /// Its factors, one per axis (none when the parameter is not preconditioned).
+    /// Its factors, one per axis (none when no axis is preconditioned).
     pub factors: Range<usize>,
     /// Its slots, in the order of its stack's arrays.
     pub slots: Range<usize>,
@@ -98,16 +98,23 @@ pub struct FactorPlan {
     pub exponent: f64,
     /// ε₀.
     pub damping: Damping,
-    /// The statistic; its lower triangle counts.
-    pub statistic: SlotId,
+    /// The statistic; its lower triangle counts. None: the axis has no basis and is left as it is.
+    pub statistic: Option<SlotId>,
     /// The basis, one eigenvector per row.
-    pub basis: SlotId,
-    /// The spectrum.
-    pub spectrum: SlotId,
-    /// The inverse root in use.
-    pub inverse_root: SlotId,
+    pub basis: Option<SlotId>,
+    /// The spectrum, where the preconditioner keeps one.
+    pub spectrum: Option<SlotId>,
+    /// The inverse root in use, where there is one.
+    pub inverse_root: Option<SlotId>,
     /// The spectrum of the last refresh, where the policy needs it.
     pub fresh_spectrum: Option<SlotId>,
+}
+
+impl FactorPlan {
+    /// Whether the axis has a basis, or will have one.
+    pub fn is_preconditioned(&self) -> bool {
+        self.basis.is_some()
+    }
 }
 
 /// Index of a slot.
@@ -118,6 +125,8 @@ pub type SlotId = usize;
 pub enum SlotKind {
     /// L or R.
     Statistic,
+    /// L or R in the basis, QᵀLQ.
+    RotatedStatistic,
     /// Q.
     Basis,
     /// D.
@@ -139,6 +148,7 @@ impl SlotKind {
     pub fn name(self) -> &'static str {
         match self {
             SlotKind::Statistic => "statistic",
+            SlotKind::RotatedStatistic => "rotated_statistic",
             SlotKind::Basis => "basis",
             SlotKind::Spectrum => "spectrum",
             SlotKind::InverseRoot => "inverse_root",
@@ -234,11 +244,12 @@ fn layout(
     work: Precision,
     preconditioned: bool,
 ) -> Result<Vec<Array>> {
-    let mut arrays = reserved(5 + 4 * dims.len(), LISTS)?;
+    let mut arrays = reserved(5 + 5 * dims.len(), LISTS)?;
     arrays.push(Array::new(Content::Clock, Element::U32, &[CLOCK_WORDS])?);
-    if preconditioned {
+    let preconditioner = Preconditioner::of(config);
+    if preconditioned && dims.iter().any(|dim| preconditioner.has_basis(dims.len(), *dim)) {
         arrays.push(Array::new(Content::Record, Element::U32, &[dims.len(), RECORD_WORDS])?);
-        shampoo::arrays(config, dims, statistic, work, &mut arrays)?;
+        preconditioner.arrays(config, dims, statistic, work, &mut arrays)?;
     }
     let moments = [
         (SlotKind::Filter, config.beta1 > 0.0),
@@ -317,6 +328,8 @@ pub struct Plan {
     pub head_bytes: usize,
     /// Bytes of an owned state.
     pub state_bytes: usize,
+    /// What the arrays belong to.
+    pub preconditioner: Preconditioner,
 }
 
 /// What blocks of one stack have in common.
@@ -336,7 +349,7 @@ impl Plan {
         let lists = specs.iter().enumerate().map(|(index, spec)| Size::of(config, index, spec));
         let lists = lists.map(|size| Ok(size?.lists)).sum::<Result<Sum>>()?.0;
         crate::memory::probe(lists, LISTS)?;
-        let mut plan = Plan::default();
+        let mut plan = Plan { preconditioner: Preconditioner::of(config), ..Plan::default() };
         plan.params.try_reserve_exact(specs.len()).map_err(|_| Error::out_of_memory(LISTS, lists))?;
         let mut known = HashMap::new();
         for (index, spec) in specs.into_iter().enumerate() {
@@ -361,7 +374,7 @@ impl Plan {
             StatisticDtype::F64 => Precision::F64,
         };
         let limit = config.max_factor_dim as usize;
-        let shape = merged(&spec.shape, config, limit)?;
+        let shape = merged(&spec.shape, config, self.preconditioner.merge_limit(limit))?;
         let preconditioned = is_preconditioned(config, &spec, &shape);
         let chunks = listed(shape.iter().map(|d| d.div_ceil(limit)), LISTS)?;
         let count: usize = chunks.iter().product();
@@ -411,21 +424,23 @@ impl Plan {
             };
             let factor_of = |(axis, dim): (usize, &usize)| {
                 let own = |kind| find(kind, Some(axis));
-                Some(FactorPlan {
+                FactorPlan {
                     block,
                     axis,
                     dim: *dim,
                     root,
                     exponent: config.exponent_multiplier / root,
                     damping: config.base_damping(dims.len(), axis),
-                    statistic: own(SlotKind::Statistic)?,
-                    basis: own(SlotKind::Basis)?,
-                    spectrum: own(SlotKind::Spectrum)?,
-                    inverse_root: own(SlotKind::InverseRoot)?,
+                    statistic: own(SlotKind::Statistic).or(own(SlotKind::RotatedStatistic)),
+                    basis: own(SlotKind::Basis),
+                    spectrum: own(SlotKind::Spectrum),
+                    inverse_root: own(SlotKind::InverseRoot),
                     fresh_spectrum: own(SlotKind::FreshSpectrum),
-                })
+                }
             };
-            let factors = listed(dims.iter().enumerate().filter_map(factor_of), LISTS)?;
+            let has_factors = self.stacks[stack].layout.iter().any(|array| array.content == Content::Record);
+            let axes = if has_factors { &dims[..] } else { &[] };
+            let factors = listed(axes.iter().enumerate().map(factor_of), LISTS)?;
             let [filter, moment, momentum] =
                 [SlotKind::Filter, SlotKind::Moment, SlotKind::Momentum].map(|kind| find(kind, None));
             let before = self.factors.len();
@@ -531,6 +546,12 @@ impl Plan {
         (stack.arrays.start + words + slot - block.slots.start, block.place * plan.bytes())
     }
 
+    /// How many axes of a block have a basis, or will have one.
+    pub fn bases(&self, block: usize) -> usize {
+        let factors = &self.factors[self.blocks[block].factors.clone()];
+        factors.iter().filter(|factor| factor.is_preconditioned()).count()
+    }
+
     /// The parameter that a factor belongs to.
     pub fn param_of(&self, factor: usize) -> &ParamPlan {
         &self.params[self.blocks[self.factors[factor].block].param]
@@ -598,7 +619,8 @@ impl Size {
     /// The cost of parameter number `index`; an error if no machine could address it.
     pub fn of(config: &Config, index: usize, spec: &ParamSpec) -> Result<Size> {
         let limit = config.max_factor_dim as usize;
-        let shape = merged(&spec.shape, config, limit)?;
+        let preconditioner = Preconditioner::of(config);
+        let shape = merged(&spec.shape, config, preconditioner.merge_limit(limit))?;
         let precision = match config.statistic_dtype {
             StatisticDtype::Auto => spec.dtype.work(),
             StatisticDtype::F32 => Precision::F32,
@@ -606,10 +628,16 @@ impl Size {
         };
         let chunks = |d: usize| d.div_ceil(limit) as u128;
         let blocks: u128 = shape.iter().fold(1, |product: u128, d| product.saturating_mul(chunks(*d)));
+        let square = |side: usize| {
+            let kept = preconditioner.has_basis(shape.len(), side);
+            if kept { (side as u128).saturating_mul(side as u128) } else { 0 }
+        };
         let mut numbers: u128 = 0;
         for dim in &shape {
-            let (full, rest) = ((dim / limit) as u128, (dim % limit) as u128);
-            let squares = (full.saturating_mul((limit as u128).pow(2))).saturating_add(rest.pow(2));
+            let (full, rest) = ((dim / limit) as u128, dim % limit);
+            // Only a side that reaches the limit has a square of it.
+            let whole = if full > 0 { full.saturating_mul(square(limit)) } else { 0 };
+            let squares = whole.saturating_add(square(rest));
             numbers = numbers.saturating_add((blocks / chunks(*dim)).saturating_mul(squares));
         }
         let factors = if is_preconditioned(config, spec, &shape) { shape.len() as u128 } else { 0 };

@@ -1,13 +1,14 @@
 //! What each verb of a stack takes and gives: the one table that the C functions and the XLA handlers check their
 //! buffers against.
 
-use super::plan::{Array, Content, SlotKind};
+use super::plan::{Array, Content};
 use super::stack::Stack;
 use crate::error::{Error, Kind, Result};
 use crate::memory::{copied, joined, push, reserved, whole_text};
+use crate::preconditioner::{Access, Preconditioner};
 use crate::tensor::{DType, Element, Precision};
 
-/// The verbs of a stack; one after the other they are a step.
+/// The verbs of a stack; one after the other, in the order of the preconditioner, they are a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// Inspect the gradients, tick the clocks, update the statistics.
@@ -19,32 +20,14 @@ pub enum Verb {
 }
 
 impl Verb {
-    fn reads(self, content: Content) -> bool {
-        use SlotKind::{Filter, InverseRoot, Moment, Momentum, Statistic};
+    fn access(self, preconditioner: &Preconditioner, content: Content) -> Access {
         match (self, content) {
-            (_, Content::Clock) => true,
-            (Verb::Accumulate, Content::Slot(kind, _)) => kind == Statistic,
-            (Verb::Check, Content::Record) => true,
-            (Verb::Check, Content::Slot(kind, _)) => !matches!(kind, Filter | Moment | Momentum),
-            (Verb::Apply, Content::Slot(kind, _)) => {
-                matches!(kind, InverseRoot | Filter | Moment | Momentum)
-            }
-            _ => false,
+            (Verb::Accumulate, Content::Clock) => Access::Writes,
+            (_, Content::Clock) => Access::Reads,
+            (Verb::Check, Content::Record) => Access::Writes,
+            (_, Content::Record) => Access::None,
+            (_, Content::Slot(kind, _)) => preconditioner.access(self, kind),
         }
-    }
-
-    fn writes(self, content: Content) -> bool {
-        let read_only = match self {
-            Verb::Accumulate => None,
-            Verb::Check => Some(SlotKind::Statistic),
-            Verb::Apply => Some(SlotKind::InverseRoot),
-        };
-        let kept = match content {
-            Content::Clock => self != Verb::Accumulate,
-            Content::Record => false,
-            Content::Slot(kind, _) => read_only == Some(kind),
-        };
-        self.reads(content) && !kept
     }
 }
 
@@ -108,7 +91,13 @@ const PORTS: &str = "the ports";
 
 impl Ports {
     /// The ports of `verb`.
-    pub fn new(verb: Verb, stack: &Stack, layout: &[Array], with_params: bool) -> Result<Ports> {
+    pub fn new(
+        verb: Verb,
+        preconditioner: &Preconditioner,
+        stack: &Stack,
+        layout: &[Array],
+        with_params: bool,
+    ) -> Result<Ports> {
         let own = Element::Real(stack.dtype);
         let mut inputs = reserved(3 + layout.len(), PORTS)?;
         if verb != Verb::Check {
@@ -128,10 +117,11 @@ impl Ports {
             outputs.push(port(Role::Update, "update", elements, &stack.dims)?);
         }
         for (place, array) in layout.iter().enumerate() {
-            if verb.reads(array.content) {
+            let access = verb.access(preconditioner, array.content);
+            if access != Access::None {
                 push(&mut inputs, state_port(place, array)?, PORTS)?;
             }
-            if verb.writes(array.content) {
+            if access == Access::Writes {
                 push(&mut outputs, state_port(place, array)?, PORTS)?;
             }
         }

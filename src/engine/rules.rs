@@ -3,7 +3,7 @@
 //! block's clock and its site.
 
 use super::grafting;
-use crate::config::{Config, EpsilonMode};
+use crate::config::{Config, EpsilonMode, PreconditionerName};
 use crate::preconditioner::cadence;
 use bytemuck::{Pod, Zeroable};
 
@@ -115,6 +115,8 @@ impl Rules {
     pub fn new(config: &Config, scale: f64, grad_scale: f64) -> Rules {
         let graft = grafting::Numbers::of(config);
         let relative = config.epsilon_mode == EpsilonMode::Relative;
+        // SOAP's Adam is corrected as a whole or not at all.
+        let corrected = config.bias_correction || config.preconditioner == PreconditionerName::Shampoo;
         Rules {
             beta1: config.beta1,
             beta2: config.beta2,
@@ -137,7 +139,7 @@ impl Rules {
             decoupled: i32::from(config.decoupled_weight_decay),
             filter_correction: corrects(config.bias_correction, config.beta1),
             statistic_correction: corrects(config.bias_correction, config.beta2),
-            moment_correction: corrects(graft.corrects, config.grafting_beta2),
+            moment_correction: corrects(graft.corrects && corrected, config.grafting_beta2),
             moment_relative: i32::from(relative),
             reserved: 0,
         }

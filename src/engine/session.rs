@@ -94,12 +94,13 @@ impl Session {
                 config.weight_decay
             )));
         }
-        let layout = &self.engine.plan.stacks[0].layout;
+        let plan = &self.engine.plan;
+        let (layout, preconditioner) = (&plan.stacks[0].layout, &plan.preconditioner);
         let kept = &mut self.ports[verb as usize][usize::from(with_params) + 2 * usize::from(with_active)];
         if let Some(ports) = kept {
             return Ok(ports.clone());
         }
-        let mut ports = Ports::new(verb, &self.stack, layout, with_params)?;
+        let mut ports = Ports::new(verb, preconditioner, &self.stack, layout, with_params)?;
         ports.inputs.retain(|port| with_active || port.role != Role::Active);
         let ports = Counted::new(ports, "the ports")?;
         *kept = Some(ports.clone());

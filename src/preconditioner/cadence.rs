@@ -4,18 +4,40 @@
 //! gradient at every step it is the step number of the paper and of the authors' code; a parameter
 //! without gradients stands still, so its bias correction, and with it its proxy, does not drift.
 
-use crate::config::{Cadence, Config};
+use crate::config::{Cadence, Config, RefreshSchedule};
 
 /// Whether the factors of a parameter are checked at its step `t` (from 1).
 pub fn is_check(config: &Config, t: u64) -> bool {
-    let period = config.check_period as u64;
     match config.cadence {
-        Cadence::Paper => (t - 1).is_multiple_of(period),
+        Cadence::Paper => t == 1 || is_scheduled(config, t - 1),
         Cadence::Reference => {
             let first = config.first_check();
-            t == first || (t > first && t.is_multiple_of(period))
+            t == first || (t > first && is_scheduled(config, t))
         }
     }
+}
+
+/// Whether the schedule has a check at `age`: the step, counted from 1 (reference) or from 0 (paper).
+fn is_scheduled(config: &Config, age: u64) -> bool {
+    let period = config.check_period as u64;
+    match config.refresh_schedule {
+        RefreshSchedule::Fixed | RefreshSchedule::Kappa => age.is_multiple_of(period),
+        RefreshSchedule::FrontLoaded if age <= config.front_length() => {
+            age.is_multiple_of(config.front_period as u64)
+        }
+        RefreshSchedule::FrontLoaded => age.is_multiple_of(period),
+        RefreshSchedule::Geometric => is_geometric(config.refresh_growth, age),
+    }
+}
+
+/// Whether `age` is one of 1, ⌈ρ·1⌉, ⌈ρ⌈ρ·1⌉⌉, …, each at least one more than the one before.
+fn is_geometric(growth: f64, age: u64) -> bool {
+    let next = |t: u64| (t + 1).max((growth * t as f64).ceil() as u64);
+    let mut t = 1;
+    while t < age {
+        t = next(t);
+    }
+    t == age
 }
 
 /// Whether a factor is checked at its block's step `t`: at a check, and at once where a basis should be there but
@@ -72,6 +94,36 @@ mod tests {
             is_due(&config, 7, false) && !is_due(&config, 7, true),
             "a missing basis is made up for at once"
         );
+    }
+
+    #[test]
+    fn a_front_loaded_schedule_is_dense_at_first() {
+        let front = Config {
+            cadence: Cadence::Paper,
+            refresh_schedule: RefreshSchedule::FrontLoaded,
+            check_period: 15,
+            front_period: 5,
+            front_steps: 20,
+            ..Config::default()
+        };
+        assert_eq!(checks(&front, 62), [1, 6, 11, 16, 21, 31, 46, 61]);
+        let reference = Config { cadence: Cadence::Reference, ..front.clone() };
+        assert_eq!(checks(&reference, 62), [5, 10, 15, 20, 30, 45, 60]);
+        let windows = Config { front_steps: 0, beta2: 0.95, ..front };
+        assert_eq!(windows.front_length(), 80);
+    }
+
+    #[test]
+    fn a_geometric_schedule_grows_by_its_factor() {
+        let config = Config {
+            cadence: Cadence::Paper,
+            refresh_schedule: RefreshSchedule::Geometric,
+            refresh_growth: 1.5,
+            ..Config::default()
+        };
+        assert_eq!(checks(&config, 50), [1, 2, 3, 4, 6, 9, 13, 19, 28, 42]);
+        let reference = Config { cadence: Cadence::Reference, refresh_growth: 2.0, ..config };
+        assert_eq!(checks(&reference, 40), [1, 2, 4, 8, 16, 32]);
     }
 
     #[test]

@@ -6,9 +6,126 @@ pub mod cadence;
 pub mod damping;
 pub mod policy;
 pub mod shampoo;
+pub mod soap;
 
+use crate::config::{Config, PreconditionerName};
+use crate::engine::plan::{Array, SlotKind};
+use crate::engine::ports::Verb;
 use crate::engine::rules::MOST_STEPS;
+use crate::error::Result;
+use crate::tensor::Precision;
 use bytemuck::{Pod, Zeroable};
+use damping::Damping;
+use policy::{Action, Sensed};
+
+/// A preconditioner: which arrays it keeps, in which order the verbs of a step run, what each of them uses, and how
+/// a factor is judged at a check. How its direction is formed are the device's verbs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Preconditioner {
+    /// Inverse roots of the statistics.
+    #[default]
+    Shampoo,
+    /// Adam in the eigenbasis of the statistics.
+    Soap(soap::Soap),
+}
+
+/// What a verb does with an array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// It does not need it.
+    None,
+    /// It reads it.
+    Reads,
+    /// It reads it and writes it anew.
+    Writes,
+}
+
+impl Preconditioner {
+    /// The configuration's preconditioner.
+    pub fn of(config: &Config) -> Preconditioner {
+        match config.preconditioner {
+            PreconditionerName::Shampoo => Preconditioner::Shampoo,
+            PreconditionerName::Soap => Preconditioner::Soap(soap::Soap::of(config)),
+        }
+    }
+
+    /// Adds the arrays of the factors of a block.
+    pub fn arrays(
+        &self,
+        config: &Config,
+        dims: &[usize],
+        statistic: Precision,
+        work: Precision,
+        arrays: &mut Vec<Array>,
+    ) -> Result<()> {
+        match self {
+            Preconditioner::Shampoo => shampoo::arrays(config, dims, statistic, work, arrays),
+            Preconditioner::Soap(soap) => soap.arrays(dims, statistic, work, arrays),
+        }
+    }
+
+    /// Whether a side gets a basis in a block of order `order`.
+    pub fn has_basis(&self, order: usize, side: usize) -> bool {
+        match self {
+            Preconditioner::Shampoo => true,
+            Preconditioner::Soap(soap) => soap.has_basis(order, side),
+        }
+    }
+
+    /// The largest side that merging may give, for blocks of at most `limit`.
+    pub fn merge_limit(&self, limit: usize) -> usize {
+        match self {
+            Preconditioner::Shampoo => limit,
+            Preconditioner::Soap(soap) => limit.min(soap.largest_side),
+        }
+    }
+
+    /// The verbs of a step, in the order in which they run.
+    pub fn order(&self) -> [Verb; 3] {
+        match self {
+            Preconditioner::Shampoo => [Verb::Accumulate, Verb::Check, Verb::Apply],
+            // The basis that is refreshed with this gradient serves from the next step on.
+            Preconditioner::Soap(_) => [Verb::Accumulate, Verb::Apply, Verb::Check],
+        }
+    }
+
+    /// What `verb` does with an array of numbers.
+    pub fn access(&self, verb: Verb, kind: SlotKind) -> Access {
+        match self {
+            Preconditioner::Shampoo => shampoo::access(verb, kind),
+            Preconditioner::Soap(soap) => soap.access(verb, kind),
+        }
+    }
+
+    /// Whether inverse roots are formed at a check.
+    pub fn has_roots(&self) -> bool {
+        *self == Preconditioner::Shampoo
+    }
+
+    /// Whether a factor with a basis is measured before it is decided about.
+    pub fn senses(&self, config: &Config) -> bool {
+        match self {
+            Preconditioner::Shampoo => policy::senses(config.policy),
+            Preconditioner::Soap(_) => soap::senses(config),
+        }
+    }
+
+    /// Decides about a factor with a basis; see [`policy::decide`].
+    pub fn decide(
+        &self,
+        config: &Config,
+        record: &mut FactorRecord,
+        sensed: &Sensed,
+        exponent: f64,
+        growth: f64,
+        damping: Damping,
+    ) -> Action {
+        match self {
+            Preconditioner::Shampoo => policy::decide(config, record, sensed, exponent, growth, damping),
+            Preconditioner::Soap(_) => soap::decide(config, record, sensed),
+        }
+    }
+}
 
 /// What the last check of a factor did.
 #[repr(i64)]
@@ -76,6 +193,8 @@ part! {
         eigenvalue_min,
         /// Largest eigenvalue of the basis in use.
         eigenvalue_max,
+        /// κ of the last check: how far the statistic is from diagonal in SOAP's basis.
+        kappa,
     }
 }
 
@@ -151,6 +270,7 @@ impl FactorRecord {
                 noise_floor: none,
                 eigenvalue_min: none,
                 eigenvalue_max: none,
+                kappa: none,
             },
             counters: Counters::default(),
         }

@@ -16,6 +16,8 @@ pub struct Sensed {
     /// The smallest ε of the search range whose proxy is at most the target, and the proxy there;
     /// NaN when there is none (or none was asked for).
     pub certified: (f64, f64),
+    /// κ of [`super::soap`].
+    pub kappa: f64,
     /// Smallest and largest of diag H, each at least 0.
     pub ends: (f64, f64),
     /// A proven bound of the gap after a correction of the spectrum, and which rule gave it.

@@ -1,9 +1,10 @@
 //! Shampoo: which arrays it keeps for a block. Its accumulation, direction and sensing are the device's verbs;
 //! what is decided about a factor at a check is in [`super::policy`].
 
-use super::policy;
+use super::{Access, policy};
 use crate::config::Config;
 use crate::engine::plan::{Array, SlotKind};
+use crate::engine::ports::Verb;
 use crate::error::Result;
 use crate::memory::push;
 use crate::tensor::Precision;
@@ -33,4 +34,18 @@ pub fn arrays(
         }
     }
     Ok(())
+}
+
+/// What `verb` does with an array of numbers.
+pub fn access(verb: Verb, kind: SlotKind) -> Access {
+    use Access::{None, Reads, Writes};
+    use SlotKind::{Basis, Filter, FreshSpectrum, InverseRoot, Moment, Momentum, Spectrum, Statistic};
+    match (verb, kind) {
+        (Verb::Accumulate, Statistic) => Writes,
+        (Verb::Check, Statistic) => Reads,
+        (Verb::Check, Basis | Spectrum | InverseRoot | FreshSpectrum) => Writes,
+        (Verb::Apply, InverseRoot) => Reads,
+        (Verb::Apply, Filter | Moment | Momentum) => Writes,
+        _ => None,
+    }
 }

@@ -144,20 +144,21 @@ static void record(void) {
     foam_record_field fields[ROOM];
     size_t count = 0;
     OK(&error, foam_record_fields(fields, sizeof fields[0], ROOM, &count, &error));
-    REQUIRE(count == 29);
+    REQUIRE(count == 30);
     int32_t word = 0;
     for (size_t at = 0; at < count; at++) {
         CHECK(fields[at].word == word && fields[at].words == 2);
-        CHECK(fields[at].kind == (at < 10 ? FOAM_RECORD_REAL : FOAM_RECORD_WHOLE));
+        CHECK(fields[at].kind == (at < 11 ? FOAM_RECORD_REAL : FOAM_RECORD_WHOLE));
         word += fields[at].words;
     }
-    CHECK(word == 50 && strcmp(fields[0].name, "epsilon") == 0 && strcmp(fields[9].name, "eigenvalue_max") == 0);
-    CHECK(strcmp(fields[10].name, "last_branch") == 0 && strcmp(fields[11].name, "has_basis") == 0);
-    CHECK(strcmp(fields[24].name, "fallback_stale") == 0);
+    CHECK(word == 52 && strcmp(fields[0].name, "epsilon") == 0 && strcmp(fields[9].name, "eigenvalue_max") == 0);
+    CHECK(strcmp(fields[10].name, "kappa") == 0);
+    CHECK(strcmp(fields[11].name, "last_branch") == 0 && strcmp(fields[12].name, "has_basis") == 0);
+    CHECK(strcmp(fields[25].name, "fallback_stale") == 0);
     FAILS(&error, FOAM_INVALID_ARGUMENT, "count is NULL",
           foam_record_fields(fields, sizeof fields[0], ROOM, NULL, &error));
-    FAILS(&error, FOAM_INVALID_ARGUMENT, "items has room for 24",
-          foam_record_fields(fields, sizeof fields[0], 24, &count, &error));
+    FAILS(&error, FOAM_INVALID_ARGUMENT, "items has room for 25",
+          foam_record_fields(fields, sizeof fields[0], 25, &count, &error));
 }
 
 int main(void) {

@@ -67,6 +67,16 @@ static void every_option_by_type() {
     OPTION(num_threads, 3, "3");
     OPTION(inject_fault, foam::Fault::evd_all, "evd_all");
     OPTION(inject_fault_step, 9, "9");
+    OPTION(preconditioner, foam::Preconditioner::soap, "soap");
+    OPTION(soap_form, foam::SoapForm::in_basis, "in_basis");
+    OPTION(refresh_schedule, foam::RefreshSchedule::geometric, "geometric");
+    OPTION(precondition_1d, true, "true");
+    OPTION(normalize_grads, true, "true");
+    OPTION(max_precond_dim, 512, "512");
+    OPTION(front_period, 3, "3");
+    OPTION(front_steps, 77, "77");
+    OPTION(refresh_growth, 2.5, "2.5");
+    OPTION(kappa_threshold, 0.25, "0.25");
     option(seen, "device", "cuda:2", [](foam::Config &config) {
         config.device(foam::DeviceType::cuda, 2);
         EXPECT(config.device().device_type == FOAM_DEVICE_CUDA && config.device().device_id == 2);
@@ -107,13 +117,21 @@ static void every_choice_by_name() {
     CHOICE(inject_fault, Fault, evd_nonorthogonal);
     CHOICE(inject_fault, Fault, evd_double);
     CHOICE(inject_fault, Fault, evd_all);
+    CHOICE(preconditioner, Preconditioner, shampoo);
+    CHOICE(preconditioner, Preconditioner, soap);
+    CHOICE(soap_form, SoapForm, exact);
+    CHOICE(soap_form, SoapForm, in_basis);
+    CHOICE(refresh_schedule, RefreshSchedule, fixed);
+    CHOICE(refresh_schedule, RefreshSchedule, front_loaded);
+    CHOICE(refresh_schedule, RefreshSchedule, geometric);
+    CHOICE(refresh_schedule, RefreshSchedule, kappa);
 }
 
 static void presets() {
     SAME(foam::Config().get("cadence"), "reference");
     SAME(foam::Config("paper").get("grafting"), "none");
     SAME(foam::Config::preset("paper").get("cadence"), "paper");
-    THROWS(foam::Config("best"), foam::Status::invalid_argument, -1, "best", "reference or paper");
+    THROWS(foam::Config("best"), foam::Status::invalid_argument, -1, "best", "reference, paper or soap");
     // A copy is independent.
     foam::Config first, second = first;
     second.tau(0.1);

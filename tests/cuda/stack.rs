@@ -206,8 +206,8 @@ fn race(options: &str, dims: &[i64], blocks: usize, steps: usize) {
     let Some(place) = place else { return };
     let mut bytes = vec![0; calls.state[place].1.bytes().len()];
     calls.gpu.get(place, &mut bytes);
-    for (number, (record, factor)) in bytes.chunks_exact(232).zip(model.factors()).enumerate() {
-        let (gauges, counters): (Vec<f64>, Vec<i64>) = (words(&record[..80]), words(&record[80..]));
+    for (number, (record, factor)) in bytes.chunks_exact(240).zip(model.factors()).enumerate() {
+        let (gauges, counters): (Vec<f64>, Vec<i64>) = (words(&record[..88]), words(&record[88..]));
         let figures = [
             factor.epsilon,
             factor.proxy,

@@ -113,7 +113,16 @@ layout!(
         epsilon_mode,
         precondition_1d,
         keep_matrix,
+        preconditioner,
+        soap_form,
+        refresh_schedule,
+        normalize_grads,
         reserved2,
+        max_precond_dim,
+        front_period,
+        front_steps,
+        refresh_growth,
+        kappa_threshold,
     }
 );
 layout!(
@@ -200,6 +209,7 @@ layout!(
         bound_average,
         bound_spectral,
         bound_sandwich,
+        kappa,
     }
 );
 layout!(stack, foam_stack { struct_size, flags, shape, ndim, dtype, count, weight_decay_scale, root });

@@ -208,7 +208,11 @@ impl Stack {
             args.active = if active.is_some() { &f } else { null() };
         })
         .unwrap();
-        self.call(foam_stack_check, |args| args.info = &i).unwrap();
+        // SOAP is checked after its update.
+        let soap = self.config.preconditioner == FOAM_PRECONDITIONER_SOAP;
+        if !soap {
+            self.call(foam_stack_check, |args| args.info = &i).unwrap();
+        }
         let out_of_place = self.out_of_place;
         self.call(foam_stack_apply, |args| {
             (args.grads, args.params, args.update) = (&g, &w, &u);
@@ -217,6 +221,9 @@ impl Stack {
             args.info = if out_of_place { &l } else { &i };
         })
         .unwrap();
+        if soap {
+            self.call(foam_stack_check, |args| args.info = if out_of_place { &l } else { &i }).unwrap();
+        }
         let info = if out_of_place { last } else { info };
         Stepped { update, info: words(info.bytes()) }
     }

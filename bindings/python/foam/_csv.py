@@ -47,6 +47,7 @@ COLUMNS = (
     "fallback_double",
     "fallback_svd",
     "fallback_stale",
+    "kappa",
     "branch",
     "bound_exceeded",
     "bound_average",

@@ -202,8 +202,14 @@ class Config(ctypes.Structure):
             ("epsilon_mode", c_int32),
             ("precondition_1d", c_int32),
             ("keep_matrix", c_int32),
+            ("preconditioner", c_int32),
+            ("soap_form", c_int32),
+            ("refresh_schedule", c_int32),
+            ("normalize_grads", c_int32),
             ("reserved2", c_int32),
         ]
+        + [(name, c_int64) for name in ("max_precond_dim", "front_period", "front_steps")]
+        + [(name, c_double) for name in ("refresh_growth", "kappa_threshold")]
     )
 
 
@@ -325,6 +331,7 @@ class FactorInfo(ctypes.Structure):
                 "bound_sandwich",
             )
         ]
+        + [("kappa", c_double)]
     )
 
 

@@ -3,6 +3,7 @@
 use super::super::param::refuse_stack_rates;
 use super::attributes::Attributes;
 use super::frame::{self, BUFFER, Buffer, Buffers, CallFrame};
+use crate::config::PreconditionerName;
 use crate::device::gpu::cuda::probe;
 use crate::engine::cache;
 use crate::engine::ports::{Buffer as Given, Port, Ports, Role, Verb, dims_text, refuse_overlaps};
@@ -10,6 +11,7 @@ use crate::engine::session::Call;
 use crate::engine::stack::Stack;
 use crate::error::{Error, Kind, Result};
 use crate::memory::{filled, joined, listed, tried};
+use crate::preconditioner::Preconditioner;
 use crate::tensor::{DType, Element};
 use libc::c_void;
 
@@ -143,7 +145,8 @@ fn element_of(dtype: i32) -> (Option<Element>, String) {
 fn check_arity(verb: Verb, attributes: &Attributes, inputs: usize, outputs: usize) -> Result<()> {
     let stack = stack(attributes, filled(1, attributes.order, "a shape")?, 1, DType::F32);
     let layout = stack.layout(&attributes.config)?;
-    let ports = Ports::new(verb, &stack, &layout, attributes.with_params)?;
+    let preconditioner = Preconditioner::of(&attributes.config);
+    let ports = Ports::new(verb, &preconditioner, &stack, &layout, attributes.with_params)?;
     for (what, ports, got) in [("operands", &ports.inputs, inputs), ("results", &ports.outputs, outputs)] {
         if ports.len() != got {
             let names = joined(ports.iter().map(|p| p.name.as_str()), ", ");
@@ -170,7 +173,12 @@ fn read_stack<'a>(verb: Verb, attributes: &Attributes, inputs: &[View<'a>]) -> R
     let first = inputs[0].shape;
     let size = |d: i64| usize::try_from(d).unwrap_or(0);
     let real = |view: &View| view.element.and_then(Element::real);
-    let (batch, dims, found) = if verb == Verb::Check {
+    let moments = attributes.config.preconditioner == PreconditionerName::Soap;
+    let (batch, dims, found) = if let (Verb::Check, true, Some(last)) = (verb, moments, inputs.last()) {
+        // SOAP turns its moments, which have the block's shape and come last.
+        let dims = &last.shape[last.shape.len().saturating_sub(order)..];
+        (first, dims.iter().copied().map(size).collect(), real(last))
+    } else if verb == Verb::Check {
         // info, clock, record, then the statistics, bases, spectra and inverse roots of every axis.
         let statistic = |axis: usize| inputs.get(3 + axis).and_then(|v| v.shape.last()).copied();
         let dims = listed((0..order).map(|axis| statistic(axis).map_or(1, size)), "a shape")?;

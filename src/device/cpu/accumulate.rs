@@ -7,6 +7,7 @@ use super::{Cpu, Places, Precision, Shared, by_precision};
 use crate::device::{INFO_IDLE, INFO_NOT_FINITE};
 use crate::engine::plan::AxisView;
 use crate::engine::rules::Rules;
+use crate::preconditioner::Preconditioner;
 use crate::tensor::{TensorRef, squared_norm_limit};
 
 /// ‖G‖² of every active block (scaled, decayed), infinite where it, or its square in the statistics, overflows.
@@ -112,12 +113,19 @@ impl Gradient {
 
 /// Advances the clocks of the blocks that take part, and updates the statistics of those that have factors.
 pub(super) fn accumulate(cpu: &mut Cpu, rules: &Rules) {
+    let in_basis = matches!(cpu.shared.plan.preconditioner, Preconditioner::Soap(soap) if soap.in_basis);
     for (block, info) in cpu.infos.iter().enumerate() {
         let step = &mut cpu.steps[block];
         step.accumulates = *info == 0 && !cpu.shared.plan.blocks[block].factors.is_empty();
         if *info == 0 {
-            let tick = rules.tick(cpu.shared.clock(block));
+            let clock = cpu.shared.clock(block);
+            let tick = rules.tick(clock);
             (step.decay, step.gain) = (tick.decay, tick.gain);
+            if in_basis {
+                // Only the first gradient: `apply` has the later ones in the basis, and adds them.
+                step.accumulates = step.accumulates && clock.step == 0;
+                (step.decay, step.gain) = plain_average(rules);
+            }
             cpu.shared.set_clock(block, tick.clock);
         }
     }
@@ -134,7 +142,11 @@ pub(super) fn accumulate(cpu: &mut Cpu, rules: &Rules) {
             let tile = &wave.statistics[task];
             let step = &steps[tile.block];
             if step.accumulates {
-                by_precision!(shared.param(tile.block), statistic_tile(shared, step.decay, step.gain, tile));
+                let work = shared.work::<u8>(tile.block);
+                by_precision!(
+                    shared.param(tile.block),
+                    statistic_tile(shared, step.decay, step.gain, tile, work)
+                );
             }
         });
     }
@@ -164,8 +176,19 @@ fn gather_chunk<W: Real, S: Real>(shared: &Shared, rules: &Rules, chunk: &Chunk)
     );
 }
 
-/// A panel of columns of one statistic's lower triangle.
-fn statistic_tile<W: Real, S: Real>(shared: &Shared, decay: f64, gain: f64, tile: &Tile) {
+/// Decay and gain of an average whose decay is not carried by the clock.
+pub(super) fn plain_average(rules: &Rules) -> (f64, f64) {
+    if rules.beta2 >= 1.0 { (1.0, 1.0) } else { (rules.beta2, 1.0 - rules.beta2) }
+}
+
+/// A panel of columns of one statistic's lower triangle takes the block at `source`, in the statistic's precision.
+pub(super) fn statistic_tile<W: Real, S: Real>(
+    shared: &Shared,
+    decay: f64,
+    gain: f64,
+    tile: &Tile,
+    source: *mut u8,
+) {
     let block = &shared.plan.blocks[tile.block];
     let factor = &shared.plan.factors[block.factors.start + tile.axis];
     let view = AxisView::new(&block.dims, tile.axis);
@@ -180,7 +203,7 @@ fn statistic_tile<W: Real, S: Real>(shared: &Shared, decay: f64, gain: f64, tile
             column.iter_mut().for_each(|x| *x *= decay);
         }
     }
-    let work: *mut S = shared.work(tile.block);
+    let work: *mut S = source.cast();
     let stride = shared.walks.blocks[tile.block].stride;
     let gain = S::of(gain);
     let below = n - tile.panel.end;

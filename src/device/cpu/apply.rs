@@ -83,21 +83,17 @@ fn prepare(cpu: &mut Cpu, rules: &Rules) {
     }
     let shared = &cpu.shared;
     for (block, info) in cpu.infos.iter().enumerate() {
-        let (step, plan) = (&mut cpu.steps[block], &shared.plan.blocks[block]);
+        let step = &mut cpu.steps[block];
         if info & (INFO_IDLE | INFO_NOT_FINITE) != 0 {
             step.direction = Direction::None;
-            let site = &shared.sites[block];
-            if site.update != 0 {
-                // SAFETY: the block's part of the updates.
-                unsafe { (site.update as *mut u8).write_bytes(0, plan.elements * site.update_dtype.size()) };
-            }
+            write_no_update(shared, block);
             continue;
         }
         let t = shared.clock(block).step;
         step.filter_divisor = rules.filter_divisor(t);
         step.moment_divisor = rules.moment_divisor(t);
         step.normalize = rules.normalization(step.squared_norm);
-        step.moment_epsilon = rules.moment_epsilon(step.squared_norm, plan.elements);
+        step.moment_epsilon = rules.moment_epsilon(step.squared_norm, shared.plan.blocks[block].elements);
         step.direction = if shared.has_roots(block) {
             Direction::Preconditioned
         } else if rules.grafts != 0 {
@@ -108,25 +104,34 @@ fn prepare(cpu: &mut Cpu, rules: &Rules) {
     }
 }
 
+/// The update of a block that takes no part is zero.
+pub(super) fn write_no_update(shared: &Shared, block: usize) {
+    let (site, elements) = (&shared.sites[block], shared.plan.blocks[block].elements);
+    if site.update != 0 {
+        // SAFETY: the block's part of the updates.
+        unsafe { (site.update as *mut u8).write_bytes(0, elements * site.update_dtype.size()) };
+    }
+}
+
 /// The scalars of a pass, and where the block's numbers are.
-struct Pass<'a, W> {
-    rules: &'a Rules,
-    step: &'a BlockStep,
-    gradient: Gradient,
+pub(super) struct Pass<'a, W> {
+    pub rules: &'a Rules,
+    pub step: &'a BlockStep,
+    pub gradient: Gradient,
     param: TensorRef,
     /// Where the update goes, unless the parameter takes it.
     update: Option<TensorRef>,
-    filter: Option<*mut W>,
-    moment: Option<*mut W>,
+    pub filter: Option<*mut W>,
+    pub moment: Option<*mut W>,
     momentum: Option<*mut W>,
-    work: *mut W,
+    pub work: *mut W,
     /// Added to the direction: this times the parameter.
     decay: f64,
     scale: f64,
 }
 
 impl<'a, W: Real> Pass<'a, W> {
-    fn new(shared: &Shared, rules: &'a Rules, step: &'a BlockStep, block: usize) -> Self {
+    pub fn new(shared: &Shared, rules: &'a Rules, step: &'a BlockStep, block: usize) -> Self {
         let plan = &shared.plan.blocks[block];
         let site = &shared.sites[block];
         let numbers = |slot: Option<SlotId>| slot.map(|slot| shared.slot::<W>(slot));
@@ -188,7 +193,7 @@ impl<'a, W: Real> Pass<'a, W> {
 
     /// Decay, momentum and the parameter (or the update), for a run whose direction is in `u`.
     #[inline(always)]
-    fn finish(&self, run: Run, u: &mut [W]) {
+    pub fn finish(&self, run: Run, u: &mut [W]) {
         let mut values = [W::default(); SPAN];
         let w = &mut values[..run.len];
         if self.update.is_none() || self.decay != 0.0 {
@@ -253,7 +258,7 @@ fn filter_chunk<W: Real, S: Real>(shared: &Shared, rules: &Rules, step: &BlockSt
                             filtered.iter_mut().zip(&*scale).for_each(|(x, d)| *x /= *d);
                             pass.finish(run, filtered);
                         }
-                        Direction::Zero | Direction::None => {
+                        Direction::Zero | Direction::Rotated | Direction::None => {
                             filtered.fill(W::default());
                             pass.finish(run, filtered);
                         }
@@ -267,7 +272,7 @@ fn filter_chunk<W: Real, S: Real>(shared: &Shared, rules: &Rules, step: &BlockSt
 
 /// Where the result of the products along all axes is: the products go back and forth between the two
 /// halves of the block's workspace.
-fn half<W>(shared: &Shared, block: usize, products: usize) -> *mut W {
+pub(super) fn half<W>(shared: &Shared, block: usize, products: usize) -> *mut W {
     let len = shared.walks.blocks[block].work_len();
     let work: *mut W = shared.work(block);
     if products.is_multiple_of(2) { work } else { work.wrapping_add(len) }
@@ -277,22 +282,48 @@ fn half<W>(shared: &Shared, block: usize, products: usize) -> *mut W {
 fn product_tile<W: Real, S: Real>(shared: &Shared, tile: &Tile) -> Option<f64> {
     let block = &shared.plan.blocks[tile.block];
     let factor = &shared.plan.factors[block.factors.start + tile.axis];
+    let (n, axis) = (factor.dim, tile.axis);
+    let root = Span2::row_major(shared.slot::<W>(factor.inverse_root), n, n, n);
+    let (source, target) = (half::<W>(shared, tile.block, axis), half::<W>(shared, tile.block, axis + 1));
+    // SAFETY: the two halves of the block's workspace; the root is symmetric.
+    let y = unsafe { multiply_tile(shared, tile, (root, root), source, target) }?;
+    if axis + 1 < block.dims.len() {
+        return None;
+    }
+    let mut total = 0.0;
+    for row in 0..y.rows {
+        // SAFETY: the rows that were just written.
+        total += unsafe { wide_sum_of_squares(std::slice::from_raw_parts(y.data.add(row * y.row), n)) };
+    }
+    Some(total)
+}
+
+/// The tile's part of the block times a matrix A along one axis, for (A, Aᵀ); where the axis has only ones behind
+/// it, the rows of the result.
+///
+/// # Safety
+/// `source` and `target` are different halves of the block's workspace; the tile's rows of the target are its own.
+pub(super) unsafe fn multiply_tile<W: Real>(
+    shared: &Shared,
+    tile: &Tile,
+    (matrix, transposed): (Span2<W>, Span2<W>),
+    source: *mut W,
+    target: *mut W,
+) -> Option<Span2<W>> {
+    let block = &shared.plan.blocks[tile.block];
     let view = AxisView::new(&block.dims, tile.axis);
     let n = view.dim;
-    let root = Span2::row_major(shared.slot::<W>(factor.inverse_root), n, n, n);
-    let (source, target) =
-        (half::<W>(shared, tile.block, tile.axis), half::<W>(shared, tile.block, tile.axis + 1));
     // Only the rows of a matrix are padded.
     let stride = shared.walks.blocks[tile.block].stride;
     let padded = |length: usize| if block.dims.len() == 2 { stride } else { length };
     let one = W::of(1.0);
-    // SAFETY: source and target are different halves; the tile's rows of the target are its own.
+    // SAFETY: the caller's contract.
     unsafe {
         if view.inner > 1 && view.outer > 1 {
             for slice in tile.panel.clone() {
                 let at = slice * n * view.inner;
                 let x = Span2::row_major(source.add(at), n, view.inner, view.inner);
-                multiply(Span2::row_major(target.add(at), n, view.inner, view.inner), false, root, x, one);
+                multiply(Span2::row_major(target.add(at), n, view.inner, view.inner), false, matrix, x, one);
             }
             return None;
         }
@@ -301,22 +332,15 @@ fn product_tile<W: Real, S: Real>(shared: &Shared, tile: &Tile) -> Option<f64> {
             let x = Span2::row_major(source, n, view.inner, padded(view.inner));
             let y =
                 Span2::row_major(target, n, view.inner, padded(view.inner)).part(first, 0, rows, view.inner);
-            multiply(y, false, root.part(first, 0, rows, n), x, one);
+            multiply(y, false, matrix.part(first, 0, rows, n), x, one);
             return None;
         }
         // The last axis, or one with only ones behind it: the block as one matrix with rows of length n.
         let stride = padded(n);
         let x = Span2::row_major(source, view.outer, n, stride).part(first, 0, rows, n);
         let y = Span2::row_major(target, view.outer, n, stride).part(first, 0, rows, n);
-        multiply(y, false, x, root, one);
-        if tile.axis + 1 < block.dims.len() {
-            return None;
-        }
-        let mut total = 0.0;
-        for row in 0..rows {
-            total += wide_sum_of_squares(std::slice::from_raw_parts(y.data.add(row * stride), n));
-        }
-        Some(total)
+        multiply(y, false, x, transposed, one);
+        Some(y)
     }
 }
 

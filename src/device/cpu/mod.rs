@@ -8,11 +8,13 @@ mod evd;
 pub mod gap;
 mod pool;
 mod product;
+mod qr;
 mod real;
 mod redamp;
 mod refresh;
 mod scratch;
 mod sense;
+mod soap;
 mod thread;
 mod walks;
 
@@ -24,8 +26,8 @@ use crate::engine::plan::{ParamPlan, Plan, SlotId};
 use crate::engine::rules::{Clock, Rules};
 use crate::error::{Error, Result};
 use crate::memory::{ALIGNMENT, Allocator, Arena, Counted, filled, reserved, tried};
-use crate::preconditioner::FactorRecord;
 use crate::preconditioner::policy::Sensed;
+use crate::preconditioner::{FactorRecord, Preconditioner};
 use crate::tensor::Precision;
 use parking_lot::Mutex;
 use pool::Workers;
@@ -77,6 +79,8 @@ enum Direction {
     None,
     /// Inverse roots times the filtered gradient, with the grafted method's length.
     Preconditioned,
+    /// Adam in the basis.
+    Rotated,
     /// The grafted method's own step.
     Grafted,
     /// No direction: only decay and momentum act.
@@ -128,8 +132,9 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl Shared {
-    /// The numbers of `slot`.
-    fn slot<T>(&self, slot: SlotId) -> *mut T {
+    /// The numbers of `slot`, which has to be there.
+    fn slot<T>(&self, slot: impl Into<Option<SlotId>>) -> *mut T {
+        let slot = slot.into().expect("a verb uses an array that its preconditioner does not keep");
         debug_assert_eq!(self.plan.slots[slot].precision.size(), size_of::<T>());
         let (array, offset) = self.plan.place_of(slot);
         debug_assert!(self.arrays[array] != 0, "a verb uses an array that was not given");
@@ -179,7 +184,7 @@ impl Shared {
     fn has_roots(&self, block: usize) -> bool {
         let work = self.param(block).work;
         let formed = |factor: usize| {
-            let slot = self.plan.factors[factor].inverse_root;
+            let Some(slot) = self.plan.factors[factor].inverse_root else { return false };
             // SAFETY: an inverse root has at least one number.
             unsafe {
                 match work {
@@ -431,7 +436,10 @@ impl Device for Cpu {
     }
 
     fn sense(&mut self, rules: &Rules, orders: &[SenseOrder]) -> Result<()> {
-        sense::sense(self, rules, orders);
+        match self.shared.plan.preconditioner {
+            Preconditioner::Shampoo => sense::sense(self, rules, orders),
+            Preconditioner::Soap(soap) => soap::sense(self, rules, &soap, orders),
+        }
         Ok(())
     }
 
@@ -457,7 +465,10 @@ impl Device for Cpu {
         orders: &[RefreshOrder],
         answers: &mut Vec<Refreshed>,
     ) -> Result<bool> {
-        refresh::refresh(self, rules, orders, answers);
+        match self.shared.plan.preconditioner {
+            Preconditioner::Shampoo => refresh::refresh(self, rules, orders, answers),
+            Preconditioner::Soap(soap) => soap::refresh(self, rules, &soap, orders, answers),
+        }
         for (order, answer) in orders.iter().zip(&*answers) {
             if answer.rung != Rung::Chosen {
                 self.infos[self.shared.plan.factors[order.factor].block] |= INFO_FELL_BACK;
@@ -480,7 +491,10 @@ impl Device for Cpu {
     }
 
     fn apply(&mut self, rules: &Rules, _: &[bool]) -> Result<()> {
-        apply::apply(self, rules);
+        match self.shared.plan.preconditioner {
+            Preconditioner::Shampoo => apply::apply(self, rules),
+            Preconditioner::Soap(soap) => soap::apply(self, rules, &soap),
+        }
         Ok(())
     }
 

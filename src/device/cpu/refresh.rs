@@ -84,6 +84,7 @@ fn bounds<S: Real>(spectrum: &[S]) -> Refreshed {
         eigenvalue_min: each.clone().fold(f64::INFINITY, f64::min),
         eigenvalue_max: each.fold(0.0, f64::max),
         noise_floor: f64::NAN,
+        kappa: f64::NAN,
     }
 }
 
@@ -101,7 +102,7 @@ fn take_diagonal<S: Real>(scratch: &Scratch, basis: &mut [S], spectrum: &mut [S]
 
 /// Leaves a basis in matrix 1 and its spectrum in the vector, and says which rung gave them; on
 /// [`Rung::Stale`] neither holds anything.
-fn climb<S: Real>(n: usize, fault: InjectFault, scratch: &mut Scratch) -> Rung {
+pub(super) fn climb<S: Real>(n: usize, fault: InjectFault, scratch: &mut Scratch) -> Rung {
     // SAFETY: matrix 0 holds the statistic, matrix 1 is another matrix of the scratch.
     let (a, q) = unsafe {
         (

@@ -1,10 +1,10 @@
 //! The scratch of one factor at a check step: a few matrices and the workspace of an eigendecomposition, made once.
 
 use super::certificate;
-use super::evd;
 use super::product::{Span2, mirror, multiply, multiply_lower};
 use super::real::Real;
 use super::{Precision, Shared};
+use super::{evd, qr};
 use crate::engine::plan::{FactorPlan, Plan};
 use crate::error::Result;
 use crate::memory::{aligned, filled, reserved};
@@ -40,14 +40,23 @@ pub(super) struct ScratchShape {
 impl ScratchShape {
     /// The scratch for the largest factor of the plan.
     pub fn new(plan: &Plan) -> ScratchShape {
+        // SOAP turns its moments, which have the precision of the work, in the same matrices.
+        let turns = !plan.preconditioner.has_roots();
         let largest = |precision| {
-            let sides = plan.factors.iter().filter(|f| plan.slots[f.statistic].precision == precision);
+            let has = |f: &&FactorPlan| {
+                let param = &plan.params[plan.blocks[f.block].param];
+                param.statistic == precision || (turns && param.work == precision)
+            };
+            let sides = plan.factors.iter().filter(|f| f.is_preconditioned()).filter(has);
             sides.map(|f| f.dim).max().unwrap_or(0)
         };
         let (single, double) = (largest(Precision::F32), largest(Precision::F64));
         let bytes = |n: usize, size: usize| aligned((n * (n + PADDING) * size) as u128) as usize;
-        let need = evd::scratch::<f32>(single).or(evd::scratch::<f64>(double));
-        let need = need.or(certificate::scratch::<f32>(single)).or(certificate::scratch::<f64>(double));
+        let mut need = evd::scratch::<f32>(single).or(evd::scratch::<f64>(double));
+        need = need.or(certificate::scratch::<f32>(single)).or(certificate::scratch::<f64>(double));
+        if turns {
+            need = need.or(qr::scratch::<f32>(single)).or(qr::scratch::<f64>(double));
+        }
         ScratchShape {
             side: single.max(double),
             stride: bytes(single, 4).max(bytes(double, 8)),

@@ -66,7 +66,7 @@ fn sense_factor<S: Real>(
         let corrected = Corrected { diagonal: &diagonal, fresh, exponent: factor.exponent, epsilon: base };
         let Found { relative_change, alpha, bound } = corrected.bound(certificate, scratch);
         scratch.vector = diagonal;
-        return Sensed { relative_change, alpha, residual, certified: none, ends, bound };
+        return Sensed { relative_change, alpha, residual, certified: none, ends, bound, kappa: f64::NAN };
     }
     let epsilon = base.max(shared.record(order.factor).gauges.epsilon);
     let weights = Cell::from_mut(&mut scratch.room[..n]).as_slice_of_cells();
@@ -82,6 +82,7 @@ fn sense_factor<S: Real>(
         certified,
         ends,
         bound: (f64::NAN, BoundRule::None),
+        kappa: f64::NAN,
     }
 }
 

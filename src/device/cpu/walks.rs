@@ -6,6 +6,7 @@ use super::real::SPAN;
 use crate::engine::plan::{AxisView, BlockPlan, Plan};
 use crate::error::Result;
 use crate::memory::{aligned, copied, push, tried};
+use crate::preconditioner::Preconditioner;
 use std::ops::Range;
 
 /// Elements of one elementwise task.
@@ -128,6 +129,8 @@ pub struct Tile {
     pub block: usize,
     /// The axis.
     pub axis: usize,
+    /// How many axes before it have a product.
+    pub number: usize,
     /// What of it: columns of the statistic, or rows of the product's result.
     pub panel: Range<usize>,
     /// Where the tile leaves its sum of squares.
@@ -186,7 +189,13 @@ impl Walks {
         let (mut wave, mut filled) = (Wave::default(), 0usize);
         for (number, block) in plan.blocks.iter().enumerate() {
             let param = &plan.params[block.param];
-            let wide = param.statistic.size().max(2 * param.work.size());
+            let (narrow, wide) = (2 * param.work.size(), param.statistic.size());
+            // Statistics in the basis take a copy of the projected gradient in their own precision.
+            let copies = match plan.preconditioner {
+                Preconditioner::Soap(soap) => soap.in_basis && param.work != param.statistic,
+                Preconditioner::Shampoo => false,
+            };
+            let wide = if copies { narrow + wide } else { narrow.max(wide) };
             let bytes = aligned(walks.blocks[number].work_len() as u128 * wide as u128 + 64) as usize;
             let limit = if bytes < SMALL_BYTES { SMALL_WAVE_BYTES } else { WAVE_BYTES };
             if filled > 0 && filled + bytes > limit {
@@ -196,13 +205,13 @@ impl Walks {
             push(&mut walks.work_offsets, filled, TASKS)?;
             filled += bytes;
             walks.work_bytes = walks.work_bytes.max(filled);
-            walks.add(number, block, &mut wave)?;
+            walks.add(plan, number, block, &mut wave)?;
         }
         walks.close(wave)?;
         Ok(walks)
     }
 
-    fn add(&mut self, number: usize, block: &BlockPlan, wave: &mut Wave) -> Result<()> {
+    fn add(&mut self, plan: &Plan, number: usize, block: &BlockPlan, wave: &mut Wave) -> Result<()> {
         let geometry = &self.blocks[number];
         let first = self.chunks.len();
         let rows = (CHUNK / geometry.cols).max(1);
@@ -216,20 +225,23 @@ impl Walks {
         while wave.products.len() < order {
             push(&mut wave.products, Vec::new(), TASKS)?;
         }
-        for axis in 0..order {
+        let has_basis = |axis: &usize| plan.factors[block.factors.start + axis].is_preconditioned();
+        for (before, axis) in (0..order).filter(has_basis).enumerate() {
             let view = AxisView::new(&block.dims, axis);
             let dim = view.dim as u128;
             for start in (0..view.dim).step_by(PANEL) {
                 let panel = start..(start + PANEL).min(view.dim);
                 let cost = (dim - start as u128) * panel.len() as u128 * (block.elements as u128 / dim);
-                push(&mut wave.statistics, Tile { block: number, axis, panel, partial: 0, cost }, TASKS)?;
+                let tile = Tile { block: number, axis, number: before, panel, partial: 0, cost };
+                push(&mut wave.statistics, tile, TASKS)?;
             }
             for start in (0..result_rows(&view)).step_by(PANEL) {
                 let panel = start..(start + PANEL).min(result_rows(&view));
                 let cost = panel.len() as u128 * dim * block.elements as u128 / result_rows(&view) as u128;
                 let partial = self.partials;
                 self.partials += usize::from(axis + 1 == order);
-                push(&mut wave.products[axis], Tile { block: number, axis, panel, partial, cost }, TASKS)?;
+                let tile = Tile { block: number, axis, number: before, panel, partial, cost };
+                push(&mut wave.products[axis], tile, TASKS)?;
             }
         }
         push(&mut self.partials_of, first_partial..self.partials, TASKS)

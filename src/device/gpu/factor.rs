@@ -51,6 +51,7 @@ pub(super) fn sensed(drift: &Drift) -> Sensed {
         certified: (drift.epsilon, drift.proxy),
         ends: (drift.least, drift.largest),
         bound: (drift.bound, BoundRule::of(drift.rule)),
+        kappa: f64::NAN,
     }
 }
 

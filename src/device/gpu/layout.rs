@@ -268,8 +268,9 @@ impl Scratch {
 
 /// Enough for the largest factor alone, and for all of them at once up to a limit.
 fn check_bytes(plan: &Plan) -> usize {
-    let need =
-        |factor: &FactorPlan| Scratch::bytes(factor.dim, plan.slots[factor.statistic].precision.size(), 1);
+    let need = |factor: &FactorPlan| {
+        Scratch::bytes(factor.dim, plan.params[plan.blocks[factor.block].param].statistic.size(), 1)
+    };
     let all: usize = plan.factors.iter().map(need).sum();
     let most = plan.factors.iter().map(need).max().unwrap_or(0);
     most.max(all.min(CHECK_BYTES))

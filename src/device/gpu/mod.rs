@@ -196,8 +196,9 @@ impl Gpu {
         if self.joint { self.table(self.layout.tables.gate) } else { 0 }
     }
 
-    /// The address of a slot.
-    fn slot(&self, slot: SlotId) -> u64 {
+    /// The address of a slot; 0 where there is none.
+    fn slot(&self, slot: impl Into<Option<SlotId>>) -> u64 {
+        let Some(slot) = slot.into() else { return 0 };
         let (array, offset) = self.plan.place_of(slot);
         match self.arrays[array] {
             0 => 0,

@@ -109,9 +109,13 @@ impl Case {
         let setup = match meta["source"].as_str() {
             Some("official") => Setup::official(hp),
             Some("paper_oracle") => Setup::paper(hp),
-            _ => Err(format!("source {}; expected official or paper_oracle", meta["source"])),
+            Some("soap") => Setup::soap(hp),
+            _ => Err(format!("source {}; expected official, paper_oracle or soap", meta["source"])),
         }?;
         let steps = whole(&meta["T"], "T")?;
+        if setup.preset == "soap" {
+            return Case::parse_soap(&source, setup, steps);
+        }
         let blocks = meta["blocks"].as_array().ok_or("no list of blocks")?;
         let w_steps: Vec<usize> = source.any("w_steps")?.1.iter().map(|t| *t as usize).collect();
         if w_steps.is_empty() || w_steps.iter().any(|t| !(1..=steps).contains(t)) {
@@ -143,6 +147,30 @@ impl Case {
             // Absent in the paper's cases, which round nothing to float32.
             damp_is_comparable: meta["damp_counter_equal_without_f32_rounding"] != false,
             tolerances,
+            setup,
+        })
+    }
+}
+
+impl Case {
+    /// A trace of SOAP holds the weights after every step, and nothing about its factors.
+    fn parse_soap(source: &Source, setup: Setup, steps: usize) -> Result<Case, String> {
+        let meta = &source.meta;
+        let shapes = meta["shapes"].as_array().ok_or("no list of shapes")?;
+        let params = shapes.iter().enumerate();
+        let params = params.map(|(i, shape)| source.param(i, &sizes(shape, "shapes")?, steps, steps, 0.0));
+        let tolerance = |precision: &str| -> Result<Tolerance, String> {
+            let weights = real(&meta["tolerance"][precision]["W"], "tolerance.W")?;
+            Ok(Tolerance { weights, series: 0.0, inverse_root: 0.0, statistic: 0.0 })
+        };
+        Ok(Case {
+            name: meta["name"].as_str().ok_or("no name")?.to_string(),
+            steps,
+            params: params.collect::<Result<Vec<_>, String>>()?,
+            factors: Vec::new(),
+            w_steps: (1..=steps).collect(),
+            damp_is_comparable: true,
+            tolerances: [tolerance("f32")?, tolerance("f64")?],
             setup,
         })
     }

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 /// A configuration: a preset and the options that differ from it.
 pub struct Setup {
-    /// "reference" or "paper".
+    /// "reference", "paper" or "soap".
     pub preset: &'static str,
     /// The policy's name.
     pub policy: &'static str,
@@ -81,6 +81,33 @@ impl Setup {
                 "eps0" => setup.set("epsilon", value)?,
                 "eps_max" => setup.set("epsilon_max", value)?,
                 "tau" => setup.set("tau", value)?,
+                other => return Err(format!("hyperparameter '{other}' has no counterpart here")),
+            }
+        }
+        Ok(setup)
+    }
+
+    /// The setup of a run of the SOAP authors' code: every option of theirs is named.
+    pub fn soap(hp: &Map<String, Value>) -> Result<Setup, String> {
+        let mut setup = Setup::new("soap", Some("stale"))?;
+        setup.options.push(("soap_form".into(), "exact".into()));
+        setup.options.push(("refresh_schedule".into(), "fixed".into()));
+        let betas = hp.get("betas").ok_or("no betas")?;
+        for (key, value) in hp {
+            match key.as_str() {
+                "lr" | "weight_decay" | "max_precond_dim" | "merge_dims" | "precondition_1d"
+                | "normalize_grads" => setup.set(key, value)?,
+                "betas" => {
+                    setup.set("beta1", &value[0])?;
+                    setup.set("grafting_beta2", &value[1])?
+                }
+                "shampoo_beta" => {
+                    let own = value.as_f64().is_some_and(|beta| beta >= 0.0);
+                    setup.set("beta2", if own { value } else { &betas[1] })?
+                }
+                "eps" => setup.set("grafting_epsilon", value)?,
+                "precondition_frequency" => setup.set("check_period", value)?,
+                "correct_bias" => setup.set("bias_correction", value)?,
                 other => return Err(format!("hyperparameter '{other}' has no counterpart here")),
             }
         }

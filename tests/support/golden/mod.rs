@@ -183,6 +183,10 @@ impl Run {
 
 /// The optimizer must cut the parameters into the blocks that the reference cut them into.
 fn same_factors(case: &Case, ours: &[FactorStats]) -> Result<(), String> {
+    // A trace of SOAP says nothing about factors.
+    if case.setup.preset == "soap" {
+        return Ok(());
+    }
     if ours.len() != case.factors.len() {
         return Err(format!("{} factors; the trace has {}", ours.len(), case.factors.len()));
     }

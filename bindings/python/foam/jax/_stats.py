@@ -27,6 +27,7 @@ GAUGES = (
     "noise_floor",
     "eigenvalue_min",
     "eigenvalue_max",
+    "kappa",
 )
 COUNTERS = (
     "branch",
