@@ -14,7 +14,7 @@
 //! | `api` | the same for Rust: [`Optimizer`], its tensors, its statistics |
 //! | [`config`] | the hyperparameters: every option, its default, its range |
 //! | `engine` | Algorithm 1, once: the plan (parameters → blocks → stacks), the State, `accumulate`, `check`, `apply`; grafting |
-//! | `preconditioner` | which arrays a preconditioner keeps, a factor's record, when it is checked, the policies, the proven bound |
+//! | `preconditioner` | Shampoo and SOAP as values: their arrays, the order of their verbs; a factor's record, when it is checked, the policies, the proven bounds |
 //! | `device` | the trait of a device and what it is told; `cpu` (faer, a private pool), `gpu` (verbs, kernels, tables) over `gpu::cuda` |
 //! | `checkpoint` | state to and from safetensors, atomically |
 //! | `error`, `memory`, `tensor` | the error enum; aligned, fallible memory; element types, once |
@@ -49,7 +49,10 @@
 //! | gap bound | h·g(m) | a bound that holds for any drift, see `preconditioner::bound` |
 //! | check period | f | steps between two checks of a factor |
 //! | tau | τ | the tolerated proxy |
-//! | refresh | EVD | a new basis and spectrum |
+//! | refresh | EVD | a new basis and spectrum (SOAP: a power iteration with QR) |
+//! | schedule | | at which steps factors are checked |
+//! | kappa | κ | how far a statistic is from diagonal in SOAP's basis, see `preconditioner::soap` |
+//! | form | | where SOAP keeps its statistics: in the parameter's axes (exact) or in the basis |
 
 #![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]

@@ -55,7 +55,62 @@ def test_the_update_is_the_engines_bit_for_bit(name):
     assert not theirs or sum(factor["checks"] for factor in ours) > 0
 
 
-@pytest.mark.parametrize("options", [{}, dict(preset="paper"), dict(start_step=5)], ids=str)
+SOAPS = {
+    "exact": dict(soap_form="exact"),
+    "in_basis": dict(soap_form="in_basis"),
+    "kappa": dict(refresh_schedule="kappa", kappa_threshold=0.2),
+    "geometric": dict(refresh_schedule="geometric", refresh_growth=2, precondition_1d=True),
+    "identity": dict(max_precond_dim=10, normalize_grads=True, soap_form="exact"),
+    "blocks": dict(max_factor_dim=10, merge_dims=True),
+}
+
+
+@pytest.mark.parametrize("name", SOAPS)
+def test_soap_is_the_engines_bit_for_bit(name):
+    options = {"preset": "soap", "num_threads": 1, "check_period": 2, "front_steps": 4, **SOAPS[name]}
+    params = model()
+    engine = Engine(params, LR, weight_decay=0.0, **options)
+    optimizer = scale_by_foam(weight_decay=0.0, **options)
+    state, step = optimizer.init(params), jax.jit(optimizer.update)
+    for grads in gradients(params, 9):
+        before = engine.tree(params)
+        updates, state = step(grads, state, before)
+        engine.step(grads)
+        for leaf, update in flat(updates).items():
+            expected = subtracted(flat(before)[leaf], update, LR)
+            assert engine.weights[leaf].tobytes() == expected.tobytes(), leaf
+    ours, theirs = foam_stats(state)["factors"], engine.optimizer.factor_stats()
+    assert len(ours) == len(theirs) > 0
+    for mine, its in zip(ours, theirs):
+        for key in set(its) - {"last_branch"}:
+            assert mine[key] == its[key] or (mine[key] != mine[key] and its[key] != its[key]), (key, mine, its)
+    assert sum(factor["evd_calls"] for factor in ours) > len(ours) // 2
+
+
+def test_soap_trains_and_skips_what_is_not_finite():
+    params, optimizer = model(), foam(LR, preset="soap", num_threads=1)
+    state, step = optimizer.init(params), jax.jit(optimizer.update, donate_argnums=1)
+    for grads in gradients(params, 3):
+        updates, state = step(grads, state, params)
+    bad = jax.tree.map(lambda leaf: leaf.at[0].set(jnp.nan), gradients(params, 1)[0])
+    updates, state = step(bad, state, params)
+    assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(updates))
+    stats = foam_stats(state)
+    assert (stats["steps"], stats["skipped_steps"]) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        dict(preset="paper"),
+        dict(start_step=5),
+        dict(policy="stale", refresh_schedule="front_loaded", front_period=2, front_steps=4, check_period=3),
+        dict(policy="stale", refresh_schedule="geometric", preset="paper"),
+        dict(policy="stale", refresh_schedule="geometric", refresh_growth=2),
+    ],
+    ids=str,
+)
 def test_a_check_behind_a_condition_is_the_same_check(options, monkeypatch):
     """On a device whose clocks the host cannot see, XLA decides whether a check is due."""
     options, params = {**LIVELY, "weight_decay": 0.0, **options}, model()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-GOLDEN = sorted((ROOT / "tests" / "golden").glob("*.safetensors"))
+GOLDEN = sorted((ROOT / "tests" / "golden").glob("**/*.safetensors"))
 
 # The models are small; threads of torch and OpenBLAS would only wait for each other. Before either is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -264,8 +264,8 @@ def test_plot_without_matplotlib_says_what_to_install(recorded, tmp_path):
 def test_every_trace_replays(command):
     done = command("-m", "foam", "replay", *GOLDEN)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(" PASS ") == 2 * len(GOLDEN) == 36
-    assert done.stdout.splitlines()[-1] == "36 passed, 0 failed"
+    assert done.stdout.count(" PASS ") == 2 * len(GOLDEN) == 50
+    assert done.stdout.splitlines()[-1] == "50 passed, 0 failed"
 
 
 def test_a_file_that_is_no_trace_is_refused_by_name(command, tmp_path):

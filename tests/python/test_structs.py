@@ -51,7 +51,8 @@ def test_constants_are_those_of_the_header(header):
     lists = ("STEP_VALIDATE", "API_VERSION", "BLOCK_MAX_NDIM", "PORT_DTYPES", "PORT_READ", "PORT_WRITTEN")
     verbs = ("VERB_ACCUMULATE", "VERB_CHECK", "VERB_APPLY", "RECORD_REAL", "RECORD_WHOLE")
     infos = ("INFO_IDLE", "INFO_NOT_FINITE", "INFO_LEFT_OUT", "INFO_FELL_BACK")
-    for name in (*named, *devices, *dtypes, *stacks, *lists, *verbs, *infos):
+    soap = ("PRECONDITIONER_SOAP", "SCHEDULE_FRONT_LOADED", "SCHEDULE_GEOMETRIC")
+    for name in (*named, *devices, *dtypes, *stacks, *lists, *verbs, *infos, *soap):
         assert defined[name] == getattr(_structs, name), name
     branches = [name for name in defined if name.startswith("BRANCH_")]
     assert len(branches) == len(_structs.BRANCHES)
@@ -89,7 +90,7 @@ def test_blocks_ports_and_fields_are_readable_through_the_table():
     fields = (_structs.RecordField * 64)()
     library.call("foam_record_fields", fields, ctypes.sizeof(fields[0]), 64, ctypes.byref(count))
     words = {field.name.decode(): field.word for field in fields[: count.value]}
-    assert words["epsilon"] == 0 and words["last_branch"] == 20 and len(words) == 25
+    assert words["epsilon"] == 0 and words["last_branch"] == 22 and len(words) == 26
     sizes = (ctypes.c_int64 * 2)(6, 4)
     param = _structs.Param()
     library.call("foam_param_init", ctypes.byref(param), ctypes.sizeof(param))

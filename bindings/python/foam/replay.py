@@ -62,6 +62,20 @@ _PAPER = {
 }
 
 
+#: The SOAP authors' hyperparameters.
+_SOAP = {
+    "lr": "lr",
+    "weight_decay": "weight_decay",
+    "eps": "grafting_epsilon",
+    "precondition_frequency": "check_period",
+    "max_precond_dim": "max_precond_dim",
+    "merge_dims": "merge_dims",
+    "precondition_1d": "precondition_1d",
+    "normalize_grads": "normalize_grads",
+    "correct_bias": "bias_correction",
+}
+
+
 class Case(NamedTuple):
     """A golden trace."""
 
@@ -109,9 +123,12 @@ def load(path: Any) -> Case:
     meta = json.loads(metadata["meta"])
     if meta.get("schema") != 1:
         raise BadCheckpointError(f"{path}: not a golden trace: schema {meta.get('schema')}, expected 1")
+    options: Dict[str, Any] = {"num_threads": 1}
+    if meta["source"] == "soap":
+        _soap_options(meta["hp"], options)
+        return Case(meta["name"], meta["T"], "soap", options, [0.0] * len(meta["shapes"]), meta, tensors)
     official = meta["source"] == "official"
     by_order: Sequence[float] = ()
-    options: Dict[str, Any] = {"num_threads": 1}
     if official:
         by_order = _official_options(meta["hp"], options)
     else:
@@ -124,6 +141,14 @@ def load(path: Any) -> Case:
         roots.append(float(by_order[order]) if order < len(by_order) else 0.0)
     preset = "reference" if official else "paper"
     return Case(meta["name"], meta["T"], preset, options, roots, meta, tensors)
+
+
+def _soap_options(hp: Dict[str, Any], options: Dict[str, Any]) -> None:
+    """Fills in the options of a run of the SOAP authors' code."""
+    options.update(policy="stale", soap_form="exact", refresh_schedule="fixed")
+    options["beta1"], options["grafting_beta2"] = hp["betas"]
+    options["beta2"] = hp["shampoo_beta"] if hp["shampoo_beta"] >= 0 else hp["betas"][1]
+    options.update((_SOAP[key], value) for key, value in hp.items() if key not in ("betas", "shampoo_beta"))
 
 
 def _official_options(hp: Dict[str, Any], options: Dict[str, Any]) -> Sequence[float]:
@@ -167,7 +192,8 @@ def run(case: Case, precision: str, convert: Callable[[Any], Any] = lambda array
     weights = case.start(precision)
     started = [weight.astype("f8") for weight in weights]
     params = [Param(convert(weight), root=root) for weight, root in zip(weights, case.roots)]
-    kept = {int(step) for step in case.tensors["w_steps"]}
+    # A trace of SOAP has the weights after every step.
+    kept = {int(step) for step in case.tensors.get("w_steps", range(1, case.steps + 1))}
     rows: List[List[Any]] = [[] for _ in weights]
     comparison = _Comparison(case, precision)
     with Optimizer(params, preset=case.preset, **case.options) as optimizer:
@@ -188,13 +214,15 @@ def run(case: Case, precision: str, convert: Callable[[Any], Any] = lambda array
 
 class _Comparison:
     def __init__(self, case: Case, precision: str) -> None:
-        stated = case.meta["tolerance"]["f32" if precision == "f32" else "f64_clean"]
+        self.soap = case.preset == "soap"
+        stated = case.meta["tolerance"][precision if precision == "f32" or self.soap else "f64_clean"]
         self.case, self.precision = case, precision
-        self.tolerances = {"W": stated["W"], **{name: stated["series"] for name in SERIES}}
+        self.tolerances = {"W": stated["W"], **{name: stated["series"] for name in SERIES if not self.soap}}
         self.errors: Dict[str, float] = {}
         self.compared = 0
         self.differences: List[str] = []
-        labels = [(block["id"], axis) for block in case.meta["blocks"] for axis in range(len(block["dims"]))]
+        blocks = case.meta.get("blocks", ())
+        labels = [(block["id"], axis) for block in blocks for axis in range(len(block["dims"]))]
         self.labels = [f"{block}.f{axis}" for block, axis in labels]
         self.damp = case.meta.get("damp_counter_equal_without_f32_rounding", True) is not False
 
@@ -204,11 +232,24 @@ class _Comparison:
             self.errors[name] = relative if relative == relative else float("inf")
 
     def factors(self, step: int, statistics: List[Dict[str, Any]]) -> None:
+        if self.soap:
+            return self._refreshes(step, statistics)
         if len(statistics) != len(self.labels):
             raise FoamError(f"{len(statistics)} factors: the trace has {len(self.labels)}")
         for label, ours in zip(self.labels, statistics):
             self._series(label, step, ours)
             self._counters(label, step, ours)
+
+    def _refreshes(self, step: int, figures: List[Dict[str, Any]]) -> None:
+        """The authors' code makes a basis at the first step and refreshes it at every period after that."""
+        expected = 1 + (step - 1) // self.case.options["check_period"]
+        for ours in figures:
+            if ours["dim"] > self.case.options["max_precond_dim"]:
+                continue
+            self.compared += 1
+            if ours["evd_calls"] != expected:
+                place = f"param {ours['param_index']}, axis {ours['axis']}"
+                self.differences.append(f"step {step}, {place}, evd: expected {expected}, got {ours['evd_calls']}")
 
     def _series(self, label: str, step: int, ours: Dict[str, Any]) -> None:
         # The trace of the residual policy keeps the residual in the proxy's column.

@@ -1,4 +1,4 @@
-"""The three calls into the library for one stack: accumulate, check, apply.
+"""The three calls into the library for one stack: accumulate, check, apply (SOAP: accumulate, apply, check).
 
 Every buffer of the state is an operand and, where it changes, a result that lies in the operand's place: with a donated
 state nothing is copied.
@@ -7,15 +7,15 @@ state nothing is copied.
 from __future__ import annotations
 
 import functools
+import math
 import threading
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, NamedTuple, Sequence, Tuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .. import _library, _structs
-from .._handle import _config as native_config
 from ..errors import LibraryError
 from . import _compat, _native
 from ._options import Options
@@ -102,27 +102,30 @@ def step(
     given = {"grads": grads, **({} if params is None else {"params": params}), "active": active, **state}
     # One alignment for all three calls: buffers that the first leaves alone must vary like those that it changes.
     known = dict(zip(given, _compat.align(list(given.values()))))
-    gradient = [name for name in ("grads", "params") if name in known]
-    statistics, roots = _of_kind(known, "statistic_"), _of_kind(known, "inverse_root_")
-    moments = [name for name in ("filter", "moment", "momentum") if name in known]
     # Nothing reads the old info; this keeps its buffer in the program, so that the new one can lie in it.
     known["active"] = known["active"] | (known.pop("info") & 0)
-
-    operands = [*gradient, "active", "clock", *statistics]
-    known.update(_call("accumulate", settings, known, operands, ["clock", *statistics, "info"]))
-    if settings.shape.preconditioned:
-        changed = [*_of_kind(known, "basis_"), *_of_kind(known, "spectrum_"), *roots]
-        operands, results = ["info", "clock", "record", *statistics, *changed], ["record", *changed, "info"]
-        check = functools.partial(_call, "check", settings, operands=operands, results=results)
-        if looking_waits():
+    config = _native.configuration(settings.options)
+    for verb in _order(config):
+        operands, results = _native.ports(settings.options, settings.shape, VERBS.index(verb), settings.with_params)
+        call = functools.partial(_call, verb, settings, operands=operands, results=results)
+        if verb != "check":
+            known.update(call(known))
+        elif "record" not in known:
+            continue
+        elif looking_waits():
             given = {name: known[name] for name in operands}
-            known.update(jax.lax.cond(_due(settings, known), check, lambda kept: {name: kept[name] for name in results}, given))
+            due = _due(config, known)
+            known.update(jax.lax.cond(due, call, lambda kept, names=results: {name: kept[name] for name in names}, given))
         else:
             # The handler looks at the clocks itself, and returns at once if no check is due.
-            known.update(check(known))
-    operands = [*gradient, "info", "clock", *roots, *moments]
-    known.update(_call("apply", settings, known, operands, ["update", *moments, "info"]))
+            known.update(call(known))
     return {name: known[name] for name in state}, known["update"]
+
+
+def _order(config: Any) -> Tuple[str, ...]:
+    """The verbs in the order in which they make a step."""
+    soap = config.preconditioner == _structs.PRECONDITIONER_SOAP
+    return ("accumulate", "apply", "check") if soap else VERBS
 
 
 def looking_waits() -> bool:
@@ -130,28 +133,46 @@ def looking_waits() -> bool:
     return jax.default_backend() != "cpu"
 
 
-def _due(settings: Settings, known: Dict[str, Any]) -> Any:
+def _due(config: Any, known: Dict[str, Any]) -> Any:
     """Whether a check is due for any block that took part."""
-    pairs = dict(pair.split("=", 1) for pair in settings.options.split(";"))
-    config = native_config(pairs.pop("preset"), pairs)
-    period = np.uint32(config.check_period)
-    first = np.uint32(config.start_step or config.check_period)
     step, took_part = known["clock"][:, 0], (known["info"] & 3) == 0
     if config.cadence == _structs.CADENCE_PAPER:
         begun = step > 0
-        checked = begun & ((step - np.uint32(1)) % period == 0)
+        checked = (step == 1) | (begun & _scheduled(config, step - np.uint32(1)))
     else:
+        first = np.uint32(_first_check(config))
         begun = step >= first
-        checked = (step == first) | ((step > first) & (step % period == 0))
+        checked = (step == first) | ((step > first) & _scheduled(config, step))
     # A basis that should be there but is not is made at once.
     missing = begun & jnp.any(known["record"][:, :, HAS_BASIS] == 0, axis=1)
     return jnp.any(took_part & (checked | missing))
 
 
-def _of_kind(known: Dict[str, Any], prefix: str) -> List[str]:
-    """The buffers of all axes, in order."""
-    count = sum(name.startswith(prefix) for name in known)
-    return [f"{prefix}{axis}" for axis in range(count)]
+def _front_length(config: Any) -> int:
+    return config.front_steps or math.floor(4.0 / (1.0 - config.beta2) + 0.5)
+
+
+def _first_check(config: Any) -> int:
+    if config.start_step:
+        return config.start_step
+    if config.refresh_schedule == _structs.SCHEDULE_GEOMETRIC:
+        return 1
+    front = config.refresh_schedule == _structs.SCHEDULE_FRONT_LOADED and _front_length(config) >= config.front_period
+    return config.front_period if front else config.check_period
+
+
+def _scheduled(config: Any, age: Any) -> Any:
+    """Whether the schedule has a check at ``age``, as ``src/preconditioner/cadence.rs`` says it."""
+    period = np.uint32(config.check_period)
+    if config.refresh_schedule == _structs.SCHEDULE_GEOMETRIC:
+        times = [1]
+        while times[-1] < 2**31:
+            times.append(max(times[-1] + 1, math.ceil(config.refresh_growth * times[-1])))
+        return jnp.any(age[:, None] == np.array(times[:-1], np.uint32), axis=1)
+    if config.refresh_schedule == _structs.SCHEDULE_FRONT_LOADED:
+        front = np.uint32(min(_front_length(config), 2**32 - 1))
+        return jnp.where(age <= front, age % np.uint32(config.front_period), age % period) == 0
+    return age % period == 0
 
 
 def _call(

@@ -11,7 +11,7 @@ import numpy as np
 from .. import _library, _structs
 from .._handle import _config as native_config
 
-__all__ = ["Buffer", "Shape", "described", "workspace"]
+__all__ = ["Buffer", "Shape", "configuration", "described", "ports", "workspace"]
 
 #: The library's element types of state buffers, by DLPack code and bits.
 _DTYPES = {
@@ -77,12 +77,33 @@ def described(
     return tuple(found), {name: value[0] for name, value in values.items()}
 
 
+def configuration(options: str, **more: str) -> Any:
+    """The library's struct for the options as the handlers read them."""
+    pairs = dict(pair.split("=", 1) for pair in options.split(";"))
+    return native_config(pairs.pop("preset"), {**pairs, **more})
+
+
+@functools.lru_cache(maxsize=None)
+def ports(options: str, shape: Shape, verb: int, with_params: bool) -> Tuple[Tuple[str, ...], Tuple[str, ...]]:
+    """The names of what a verb reads and of what it writes, in the order of its handler; without the workspace."""
+    library = _library.load()
+    config = configuration(options)
+    stack, _keep = shape.stack(1)
+    count, size = ctypes.c_size_t(0), ctypes.sizeof(_structs.StackPort)
+    call = (ctypes.byref(config), ctypes.byref(stack), verb, int(with_params))
+    library.call("foam_stack_ports", *call, None, size, 0, ctypes.byref(count))
+    items = (_structs.StackPort * count.value)()
+    library.call("foam_stack_ports", *call, items, size, count.value, ctypes.byref(count))
+    read = tuple(item.name.decode() for item in items if item.flags == _structs.PORT_READ)
+    written = tuple(item.name.decode() for item in items if item.flags == _structs.PORT_WRITTEN)
+    return read, tuple(name for name in written if name != "workspace")
+
+
 @functools.lru_cache(maxsize=None)
 def workspace(options: str, shape: Shape, rows: int, device: str) -> int:
     """Bytes that a call on a stack of ``rows`` blocks wants to work in."""
     library, size = _library.load(), ctypes.c_size_t(0)
-    pairs = dict(pair.split("=", 1) for pair in options.split(";"))
-    config = native_config(pairs.pop("preset"), {**pairs, "device": device})
+    config = configuration(options, device=device)
     stack, _keep = shape.stack(rows)
     library.call("foam_stack_workspace", ctypes.byref(config), ctypes.byref(stack), ctypes.byref(size))
     return max(size.value, 1)
