@@ -10,7 +10,7 @@ typedef unsigned long long u64;
 #define MAX_ORDER 8
 #define POSTED 64
 #define NONE 2147483647
-#define RECORD_WORDS 58
+#define RECORD_WORDS 60
 #define GAUGE_EPSILON 0
 #define GAUGE_NOISE_FLOOR 7
 #define GAUGE_EIGENVALUE_MIN 8
