@@ -94,7 +94,7 @@ typedef int32_t foam_status;
 /** A checkpoint is truncated, foreign, or belongs to another model. */
 #define FOAM_BAD_CHECKPOINT 9
 
-/** A collective callback failed (reserved). */
+/** A collective of `foam_comm` failed, or did not deliver; the message says whether parameters were written. */
 #define FOAM_COLLECTIVE_FAILED 10
 
 /** The caller asked to stop (reserved). */
@@ -428,6 +428,16 @@ typedef struct foam_param {
     double weight_decay_scale;
     /** The inverse root's p for this parameter; 0 (the default) means the configuration's. */
     double root;
+    /**
+     * The axis of `shape` of which this rank holds a part, with `foam_create_ranks`; -1 (the default) if it holds
+     * the whole parameter. `shape` is that of the whole parameter on every rank; the tensors of a step have
+     * `shard_length` places on this axis.
+     */
+    int64_t shard_axis;
+    /** First place of the part. */
+    int64_t shard_start;
+    /** Places of the part; 0 if this rank holds nothing of the parameter (its tensors' `data` may then be NULL). */
+    int64_t shard_length;
 } foam_param;
 
 /**
@@ -534,6 +544,12 @@ typedef struct foam_stats_info {
     double seconds_apply;
     /** Seconds spent in steps, all in all. */
     double seconds_total;
+    /** Collectives of `foam_comm` so far; 0 alone. */
+    uint64_t collectives;
+    /** Bytes that this rank gave to others in them. */
+    uint64_t bytes_sent;
+    /** Bytes that it received from others. */
+    uint64_t bytes_received;
 } foam_stats_info;
 
 /** No check yet. */
@@ -692,7 +708,24 @@ typedef struct foam_block_info {
     int64_t shape[FOAM_BLOCK_MAX_NDIM];
     /** Elements of the parameter between neighbours along each axis; those behind `ndim` are 0. */
     int64_t strides[FOAM_BLOCK_MAX_NDIM];
+    /** The rank that works on the block and holds its state; 0 without a `foam_comm`. */
+    int64_t owner;
+    /**
+     * Multiplications per step on average, which the owners are chosen by: `step_cost` + (`check_cost` +
+     * `refresh_cost` / 4) / `check_period`, with the policy stale all of `refresh_cost`.
+     */
+    uint64_t cost;
 } foam_block_info;
+
+/** A part of the bytes of one parameter's state, see `foam_read_states`. */
+typedef struct foam_state_part {
+    /** First byte. */
+    uint64_t offset;
+    /** Bytes; may be 0. */
+    uint64_t bytes;
+    /** Host memory of as many bytes; may be NULL for none. */
+    void *data;
+} foam_state_part;
 
 /** No preconditioner: the blocks take the grafted method's step (needs a grafting). */
 #define FOAM_STACK_GRAFTING_ONLY 1
@@ -928,6 +961,56 @@ typedef struct foam_record_field {
 /** Version of `foam_api` that this header describes; it is raised when functions are appended. */
 #define FOAM_API_VERSION 1
 
+/** The most ranks that may share an optimizer. */
+#define FOAM_MAX_RANKS 65536
+
+/**
+ * Gives every rank some bytes, and takes some from every rank: `send` holds the messages to rank 0, 1, ... one
+ * behind the other, of `send_bytes[0]`, `send_bytes[1]`, ... bytes, and `recv` receives those of rank 0, 1, ...
+ * likewise. Returns 0, or the caller's own code of an error once the call has failed or timed out. `send` and
+ * `recv` are host memory; `stream` is that of the step.
+ */
+typedef int32_t (*foam_all_to_allv_fn)(void *user,
+                                       const void *send,
+                                       const uint64_t *send_bytes,
+                                       void *recv,
+                                       const uint64_t *recv_bytes,
+                                       void *stream);
+
+/**
+ * Gives all ranks the same `bytes` bytes of `send`; `recv` receives those of rank 0, 1, ... (the own ones too) one
+ * behind the other, of `recv_bytes[0]`, `recv_bytes[1]`, ... bytes. Otherwise as `foam_all_to_allv_fn`.
+ */
+typedef int32_t (*foam_all_gatherv_fn)(void *user,
+                                       const void *send,
+                                       uint64_t bytes,
+                                       void *recv,
+                                       const uint64_t *recv_bytes,
+                                       void *stream);
+
+/**
+ * How ranks reach each other: two collectives of the caller (MPI, NCCL, gloo, ...), which move bytes and compute
+ * nothing. All ranks make the same calls on their optimizers in the same order; the library then makes the same
+ * collectives in the same order on each, on the thread that is inside the call. A collective should time out: a
+ * rank that died is only noticed by it.
+ */
+typedef struct foam_comm {
+    /** Bytes of this struct, set by the caller. */
+    uint32_t struct_size;
+    /** This rank, from 0. */
+    int32_t rank;
+    /** Number of ranks. */
+    int32_t size;
+    /** Must be 0. */
+    uint32_t flags;
+    /** First argument of both. */
+    void *user;
+    /** Every rank gives every rank its own bytes. */
+    foam_all_to_allv_fn all_to_allv;
+    /** Every rank gives all ranks the same bytes. */
+    foam_all_gatherv_fn all_gatherv;
+} foam_comm;
+
 /** Version of the ABI that the loaded library implements: MAJOR << 16 | MINOR. */
 uint32_t foam_abi_version(void);
 
@@ -1019,6 +1102,21 @@ foam_status foam_create(const foam_config *config,
                         size_t count,
                         foam_optimizer **out,
                         foam_error *error);
+
+/**
+ * Creates an optimizer whose work and state are shared by the ranks of `comm`, which all make this call with the
+ * same configuration and parameters. What differs is an error on every rank that names it. Nothing but the
+ * callbacks of `comm` and its `user` is kept.
+ *
+ * Contract: As `foam_create`; `comm` is a struct whose `struct_size` is set and whose callbacks work until the optimizer is
+ * destroyed.
+ */
+foam_status foam_create_ranks(const foam_config *config,
+                              const foam_comm *comm,
+                              const foam_param *params,
+                              size_t count,
+                              foam_optimizer **out,
+                              foam_error *error);
 
 /**
  * Waits until all work on the optimizer's device is done. On the CPU nothing is ever pending.
@@ -1171,6 +1269,22 @@ foam_status foam_plan_blocks(const foam_config *config,
                              foam_error *error);
 
 /**
+ * Lists the blocks as `foam_plan_blocks` does, with the owners that they have among `ranks` ranks: the longest work
+ * goes first, to the rank that has the least so far, with a bound on the bytes. Every rank finds the same owners.
+ *
+ * Contract: As `foam_plan_blocks`.
+ */
+foam_status foam_plan_owners(const foam_config *config,
+                             const foam_param *params,
+                             size_t param_count,
+                             int32_t ranks,
+                             foam_block_info *items,
+                             size_t item_size,
+                             size_t capacity,
+                             size_t *count,
+                             foam_error *error);
+
+/**
  * Lists the blocks of an optimizer, as `foam_plan_blocks` does. Works after a panic too.
  *
  * Contract: `optimizer` came from `foam_create`; `items` has `capacity` * `item_size` writable bytes; `count` is writable;
@@ -1187,6 +1301,8 @@ foam_status foam_blocks(foam_optimizer *optimizer,
  * Writes the whole state to a safetensors file, keyed by parameter name. The file appears whole or
  * not at all: a temporary file beside it is flushed to the disk and then renamed. A symbolic link is
  * followed, the permissions of a file that is replaced are kept, and what is no regular file is refused.
+ * With a `foam_comm` all ranks make this call, and rank 0 writes the one file, which is the same for every number
+ * of ranks.
  *
  * Contract: `optimizer` came from `foam_create`; `path` is a C string; `error` is NULL or a record.
  */
@@ -1197,7 +1313,8 @@ foam_status foam_save_file(foam_optimizer *optimizer,
 /**
  * Reads the state that `foam_save_file` wrote, into an optimizer created for the same parameters (in
  * any order) with options that give the same state. The run then continues bit for bit. A file that
- * does not fit is refused with the reason, and nothing changes.
+ * does not fit is refused with the reason, and nothing changes. With a `foam_comm` all ranks make this call, each
+ * reads its own blocks, and the number of ranks may be another than that of the save.
  *
  * Contract: `optimizer` came from `foam_create`; `path` is a C string; `error` is NULL or a record.
  */
@@ -1207,7 +1324,8 @@ foam_status foam_load_file(foam_optimizer *optimizer,
 
 /**
  * Writes what `foam_save_file` writes into `data` of `capacity` bytes. `*size` receives the number of
- * bytes; pass `data` = NULL to ask for it, which does not read the state.
+ * bytes; pass `data` = NULL to ask for it, which does not read the state. With a `foam_comm` all ranks make this
+ * call with room enough, and each receives all of the state.
  *
  * Contract: `optimizer` came from `foam_create`; `data` is NULL or has `capacity` writable bytes; `size` is
  * writable; `error` is NULL or a record.
@@ -1227,6 +1345,45 @@ foam_status foam_load_memory(foam_optimizer *optimizer,
                              const void *data,
                              size_t size,
                              foam_error *error);
+
+/**
+ * `*bytes` receives the bytes of the state of parameter `param_index` in the form of `foam_read_states`: the same
+ * on every rank and for every number of ranks.
+ *
+ * Contract: `optimizer` came from `foam_create`; `bytes` is writable; `error` is NULL or a record.
+ */
+foam_status foam_param_state_bytes(foam_optimizer *optimizer,
+                                   int64_t param_index,
+                                   uint64_t *bytes,
+                                   foam_error *error);
+
+/**
+ * Copies a part of every parameter's state, `parts[i]` of parameter i, for frameworks that keep the optimizer's
+ * state parameter by parameter, and shard it themselves. With a `foam_comm` all ranks make this call together, each
+ * with the parts that it wants. The bytes are those of the parameter's tensors in the checkpoint file, in the file's
+ * order, and do not depend on the number of ranks; they belong to this version of the library and these options.
+ *
+ * Contract: `optimizer` came from `foam_create`; `parts` has `count` elements, whose memory is writable; `error` is NULL or a
+ * record.
+ */
+foam_status foam_read_states(foam_optimizer *optimizer,
+                             const foam_state_part *parts,
+                             size_t count,
+                             foam_error *error);
+
+/**
+ * Takes over what `foam_read_states` gave. Together the parts of all ranks must have all bytes of every parameter;
+ * several ranks may have the same ones. `steps` and `skipped_steps` become those of `foam_stats`. What does not fit
+ * is refused on every rank, and nothing changes.
+ *
+ * Contract: As `foam_read_states`; the parts' memory is only read.
+ */
+foam_status foam_write_states(foam_optimizer *optimizer,
+                              const foam_state_part *parts,
+                              size_t count,
+                              uint64_t steps,
+                              uint64_t skipped_steps,
+                              foam_error *error);
 
 /**
  * Fills `stack` with the defaults: one f32 block without a shape yet, scale 1, the configuration's root.
@@ -1530,6 +1687,16 @@ typedef struct foam_api {
     void *(*xla_apply_cuda)(void *call_frame);
     /** `foam_cuda_probe` */
     foam_status (*cuda_probe)(int32_t *usable, char *text, size_t capacity, size_t *needed, foam_error *error);
+    /** `foam_create_ranks` */
+    foam_status (*create_ranks)(const foam_config *config, const foam_comm *comm, const foam_param *params, size_t count, foam_optimizer **out, foam_error *error);
+    /** `foam_plan_owners` */
+    foam_status (*plan_owners)(const foam_config *config, const foam_param *params, size_t param_count, int32_t ranks, foam_block_info *items, size_t item_size, size_t capacity, size_t *count, foam_error *error);
+    /** `foam_param_state_bytes` */
+    foam_status (*param_state_bytes)(foam_optimizer *optimizer, int64_t param_index, uint64_t *bytes, foam_error *error);
+    /** `foam_read_states` */
+    foam_status (*read_states)(foam_optimizer *optimizer, const foam_state_part *parts, size_t count, foam_error *error);
+    /** `foam_write_states` */
+    foam_status (*write_states)(foam_optimizer *optimizer, const foam_state_part *parts, size_t count, uint64_t steps, uint64_t skipped_steps, foam_error *error);
 } foam_api;
 
 /**

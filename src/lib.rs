@@ -16,6 +16,7 @@
 //! | `engine` | Algorithm 1, once: the plan (parameters → blocks → stacks), the State, `accumulate`, `check`, `apply`; grafting |
 //! | `preconditioner` | which arrays a preconditioner keeps, a factor's record, when it is checked, the policies, the proven bound |
 //! | `device` | the trait of a device and what it is told; `cpu` (faer, a private pool), `gpu` (verbs, kernels, tables) over `gpu::cuda` |
+//! | `comm` | collectives that the caller injects; agreement of the ranks at creation |
 //! | `checkpoint` | state to and from safetensors, atomically |
 //! | `error`, `memory`, `tensor` | the error enum; aligned, fallible memory; element types, once |
 //!
@@ -58,6 +59,7 @@
 pub mod abi;
 mod api;
 mod checkpoint;
+mod comm;
 pub mod config;
 mod device;
 mod engine;

@@ -38,6 +38,7 @@ pub unsafe extern "C" fn foam_stats(
 fn stats_of(optimizer: &Optimizer) -> foam_stats_info {
     let summary = optimizer.summary();
     let (totals, counters, footprint) = (summary.totals, summary.counters, summary.footprint);
+    let traffic = optimizer.ranks().map(|ranks| ranks.traffic()).unwrap_or_default();
     let seconds = |verb: Verb| totals.seconds[verb as usize];
     foam_stats_info {
         struct_size: size_of::<foam_stats_info>() as u32,
@@ -60,7 +61,7 @@ fn stats_of(optimizer: &Optimizer) -> foam_stats_info {
         fallback_stale: counters.fallback_stale as u64,
         state_bytes_host: footprint.state_host as u64,
         state_bytes_device: footprint.state_device as u64,
-        workspace_bytes: footprint.workspace as u64,
+        workspace_bytes: (footprint.workspace + optimizer.ranks().map_or(0, |ranks| ranks.bytes())) as u64,
         threads: footprint.threads as u64,
         seconds_inspect: seconds(Verb::Inspect),
         seconds_accumulate: seconds(Verb::Accumulate),
@@ -69,6 +70,9 @@ fn stats_of(optimizer: &Optimizer) -> foam_stats_info {
         seconds_redamp: seconds(Verb::Redamp),
         seconds_apply: seconds(Verb::Apply),
         seconds_total: totals.seconds_total,
+        collectives: traffic.collectives,
+        bytes_sent: traffic.sent,
+        bytes_received: traffic.received,
     }
 }
 
@@ -81,7 +85,7 @@ fn factor_of(optimizer: &Optimizer, index: usize) -> foam_factor_info {
         struct_size: size_of::<foam_factor_info>() as u32,
         last_branch: counters.branch as i32,
         param_index: block.param as i64,
-        block: (factor.block - plan.params[block.param].blocks.start) as i64,
+        block: block.number as i64,
         axis: factor.axis as i64,
         dim: factor.dim as i64,
         root: factor.root,

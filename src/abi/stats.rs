@@ -65,6 +65,12 @@ pub struct foam_stats_info {
     pub seconds_apply: f64,
     /// Seconds spent in steps, all in all.
     pub seconds_total: f64,
+    /// Collectives of `foam_comm` so far; 0 alone.
+    pub collectives: u64,
+    /// Bytes that this rank gave to others in them.
+    pub bytes_sent: u64,
+    /// Bytes that it received from others.
+    pub bytes_received: u64,
 }
 
 // SAFETY: plain data, first field `struct_size`, every bit pattern valid.
@@ -100,7 +106,10 @@ unsafe impl AbiStruct for foam_stats_info {
         seconds_refresh,
         seconds_redamp,
         seconds_apply,
-        seconds_total
+        seconds_total,
+        collectives,
+        bytes_sent,
+        bytes_received
     });
 
     fn defaults() -> Self {

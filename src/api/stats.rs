@@ -240,7 +240,7 @@ pub(super) fn factor(engine: &engine::Optimizer, index: usize) -> FactorStats {
     let param = plan.blocks[factor.block].param;
     let (gauges, counters) = (record.gauges, record.counters);
     FactorStats {
-        id: FactorId { param, block: factor.block - plan.params[param].blocks.start, axis: factor.axis },
+        id: FactorId { param, block: plan.blocks[factor.block].number, axis: factor.axis },
         dim: factor.dim,
         root: factor.root,
         epsilon_base: factor.epsilon,

@@ -1,9 +1,11 @@
 //! An optimizer that owns its State: what a handle of the C ABI holds.
 
 use super::plan::{Content, FactorPlan, ParamSpec, Plan, SlotId};
+use super::ranks::{Division, Ranks, Shared};
 use super::rules::Rules;
 use super::{Clock, Engine, Log};
 use crate::checkpoint::reserved;
+use crate::comm::{Comm, agree};
 use crate::config::{Config, Grafting, Nonfinite};
 use crate::device::{Binding, Site, Sites};
 use crate::error::{Error, Kind, Result};
@@ -57,19 +59,44 @@ pub struct Optimizer {
     deferred: Option<Error>,
     /// A device failed in the middle of a step.
     lost: bool,
+    /// The ranks that share the work; none alone.
+    pub(super) ranks: Option<Box<Ranks>>,
+    /// Who of them has which block.
+    division: Option<Arc<Division>>,
 }
 
 impl Optimizer {
     /// An optimizer for `specs`, at its first state.
     pub fn new(config: Config, specs: Vec<ParamSpec>, allocator: Allocator, log: Log) -> Result<Optimizer> {
-        config.validate()?;
-        check_specs(&config, &specs)?;
-        let plan = Plan::new(&config, specs)?;
+        let plan = Optimizer::plan_for(&config, specs)?;
+        Optimizer::with_plan(config, plan, allocator, log)
+    }
+
+    /// An optimizer that shares the work on `specs` with the other ranks of `comm`. What one rank refuses, all do.
+    pub fn with_ranks(
+        config: Config,
+        specs: Vec<ParamSpec>,
+        comm: Comm,
+        allocator: Allocator,
+        log: Log,
+    ) -> Result<Optimizer> {
+        let whole = refuse_devices(&config).and_then(|()| Optimizer::plan_for(&config, specs.clone()));
+        let Shared { mut ranks, part } = Ranks::meet(comm, &config, &specs, whole)?;
+        let made = Optimizer::with_plan(config, part, allocator, log);
+        let (comm, mail) = ranks.post();
+        let mut made = agree::all_well(comm, mail, made, "the creation")?;
+        made.division = Some(ranks.division().clone());
+        made.ranks = Some(Box::new(ranks));
+        Ok(made)
+    }
+
+    fn with_plan(config: Config, plan: Plan, allocator: Allocator, log: Log) -> Result<Optimizer> {
         let engine = Engine::new(config, plan, Some(allocator), log)?;
         let base = engine.device.state().unwrap_or(0);
         let arrays = engine.plan.arrays.iter().map(|extent| base + extent.offset as u64).collect();
         let sites = vec![Site::ABSENT; engine.plan.blocks.len()];
-        let mut made = Optimizer { engine, arrays, sites, deferred: None, lost: false };
+        let mut made =
+            Optimizer { engine, arrays, sites, deferred: None, lost: false, ranks: None, division: None };
         let words = made.words(&made.engine.clocks, &made.engine.records)?;
         made.store_words(&words)?;
         Ok(made)
@@ -87,7 +114,8 @@ impl Optimizer {
 
     /// The clock of a parameter: its blocks take part together.
     pub fn clock(&self, param: usize) -> Clock {
-        self.engine.clocks[self.plan().params[param].blocks.start]
+        let blocks = &self.plan().params[param].blocks;
+        if blocks.is_empty() { Clock::START } else { self.engine.clocks[blocks.start] }
     }
 
     /// The record of every factor.
@@ -127,7 +155,12 @@ impl Optimizer {
             return Err(error);
         }
         let begun = Instant::now();
-        let (rules, waits) = self.begin(tensors, options)?;
+        if self.ranks.is_some() {
+            let outcome = self.step_together(tensors, options, false)?;
+            self.engine.totals.seconds_total += begun.elapsed().as_secs_f64();
+            return Ok(outcome);
+        }
+        let (rules, waits) = self.begin(tensors, options, None)?;
         if let Some(block) = self.engine.inspect(&rules)? {
             return self.engine.refuse(block);
         }
@@ -137,10 +170,15 @@ impl Optimizer {
     }
 
     /// Points the device at the state and the tensors. Gives the rules of the step, and whether it checks.
-    fn begin(&mut self, tensors: &Tensors, options: StepOptions) -> Result<(Rules, bool)> {
+    pub(super) fn begin(
+        &mut self,
+        tensors: &Tensors,
+        options: StepOptions,
+        ranks: Option<&Ranks>,
+    ) -> Result<(Rules, bool)> {
         let lr = options.lr.unwrap_or(self.engine.config.lr);
         let rules = Rules::new(&self.engine.config, -lr, options.grad_scale);
-        let waits = self.place_blocks(tensors);
+        let waits = self.place_blocks(tensors, ranks);
         let binding = Binding {
             read: &self.arrays,
             write: &self.arrays,
@@ -159,7 +197,7 @@ impl Optimizer {
     }
 
     /// The part of a step that writes.
-    fn take_step(&mut self, rules: &Rules, waits: bool) -> Result<Outcome> {
+    pub(super) fn take_step(&mut self, rules: &Rules, waits: bool) -> Result<Outcome> {
         self.engine.accumulate(rules)?;
         let goes_on = if waits { self.engine.check(rules) } else { Ok(true) };
         match &goes_on {
@@ -175,7 +213,7 @@ impl Optimizer {
     }
 
     /// An error of the device in the middle of a step leaves nothing to rely on, and says so.
-    fn lose(&mut self, mut error: Error) -> Error {
+    pub(super) fn lose(&mut self, mut error: Error) -> Error {
         if error.kind != Kind::NotFinite {
             self.lost = true;
             error.message += "; the step was under way: parameters and state are lost, load a checkpoint into a new optimizer";
@@ -184,24 +222,32 @@ impl Optimizer {
     }
 
     /// Writes down where every block is, and which take part. Says whether any of them is due for a check.
-    fn place_blocks(&mut self, tensors: &Tensors) -> bool {
+    fn place_blocks(&mut self, tensors: &Tensors, ranks: Option<&Ranks>) -> bool {
         let engine = &mut self.engine;
         let mut waits = false;
         for (index, param) in engine.plan.params.iter().enumerate() {
-            let Some(grad) = tensors.grads[index] else {
+            // Of a sharded parameter the owner's blocks lie in memory of their own.
+            let sharded = ranks.and_then(|ranks| ranks.sharded_takes_part(index));
+            if !sharded.unwrap_or(tensors.grads[index].is_some()) {
                 for block in param.blocks.clone() {
                     self.sites[block].active = false;
                     engine.takes_part[block] = false;
                 }
                 continue;
-            };
+            }
             let own = tensors.params[index];
             for block in param.blocks.clone() {
                 let offset = engine.plan.blocks[block].offset;
+                let staged = ranks.and_then(|ranks| ranks.staged(index, block)).flatten();
+                let here = tensors.grads[index].map(|grad| {
+                    let at = |tensor: TensorRef| tensor.data as u64 + (offset * tensor.dtype.size()) as u64;
+                    (at(own), at(grad), grad.dtype)
+                });
+                let Some((value, grad, grad_dtype)) = staged.or(here) else { continue };
                 self.sites[block] = Site {
-                    param: own.data as u64 + (offset * own.dtype.size()) as u64,
-                    grad: grad.data as u64 + (offset * grad.dtype.size()) as u64,
-                    grad_dtype: grad.dtype,
+                    param: value,
+                    grad,
+                    grad_dtype,
                     lr_scale: param.spec.lr_scale,
                     decay: engine.config.weight_decay * param.spec.weight_decay_scale,
                     active: true,
@@ -209,7 +255,8 @@ impl Optimizer {
                 };
                 engine.takes_part[block] = true;
             }
-            let next = engine.clocks[param.blocks.start].step + 1;
+            // Of some parameters another rank owns all blocks.
+            let next = engine.clocks.get(param.blocks.start).map_or(0, |clock| clock.step) + 1;
             let mut factors = param.factors.clone();
             let due =
                 |factor: usize| cadence::is_due(&engine.config, next, engine.records[factor].has_basis());
@@ -241,7 +288,7 @@ impl Optimizer {
         Ok(self.arrays[array] + offset as u64)
     }
 
-    /// Takes over clocks (by parameter), records (by factor) and totals that were checked against this optimizer.
+    /// Takes over clocks (by parameter), records (by factor of the whole plan) and totals that were checked against this optimizer.
     pub fn restore(
         &mut self,
         clocks: Vec<Clock>,
@@ -249,6 +296,11 @@ impl Optimizer {
         steps: u64,
         skipped_steps: u64,
     ) -> Result<()> {
+        let mut own = reserved(self.engine.records.len(), "the records")?;
+        own.extend(
+            (0..records.len()).filter(|factor| self.own_factor(*factor).is_some()).map(|f| records[f]),
+        );
+        let records: Vec<FactorRecord> = own;
         let mut by_block = reserved(self.engine.clocks.len(), "the clocks")?;
         for (param, clock) in self.engine.plan.params.iter().zip(clocks) {
             by_block.extend(param.blocks.clone().map(|_| clock));
@@ -311,6 +363,69 @@ impl Optimizer {
         Plan::new(config, specs)
     }
 
+    /// The plan of all blocks, whoever owns them.
+    pub fn whole(&self) -> &Plan {
+        self.division.as_ref().map_or(&self.engine.plan, |division| &division.whole)
+    }
+
+    /// Who has which block; none alone.
+    pub fn division(&self) -> Option<&Division> {
+        self.division.as_deref()
+    }
+
+    /// The ranks that share the work; none alone.
+    pub fn ranks(&self) -> Option<&Ranks> {
+        self.ranks.as_deref()
+    }
+
+    /// The ranks, taken out so that the rest can be read meanwhile; [`Optimizer::give_ranks_back`] follows.
+    pub fn lend_ranks(&mut self) -> Option<Box<Ranks>> {
+        self.ranks.take()
+    }
+
+    /// See [`Optimizer::lend_ranks`].
+    pub fn give_ranks_back(&mut self, ranks: Box<Ranks>) {
+        self.ranks = Some(ranks);
+    }
+
+    /// The outcome of something that all ranks do, if it is good on every rank.
+    pub fn together<T>(&mut self, outcome: Result<T>, doing: &str) -> Result<T> {
+        let Some(ranks) = &mut self.ranks else { return outcome };
+        let (comm, mail) = ranks.post();
+        agree::all_well(comm, mail, outcome, doing)
+    }
+
+    /// The number of a block of the whole plan here; none if another rank owns it.
+    pub fn place(&self, block: usize) -> Option<usize> {
+        self.division.as_ref().map_or(Some(block), |division| division.place(block))
+    }
+
+    /// The owner of a block of the whole plan.
+    pub fn owner(&self, block: usize) -> usize {
+        self.division.as_ref().map_or(0, |division| division.owners[block] as usize)
+    }
+
+    /// The slot of this rank that is `slot` of the whole plan; none if another rank has it.
+    pub fn own_slot(&self, slot: SlotId) -> Option<SlotId> {
+        let whole = self.whole();
+        let block = whole.slots[slot].block;
+        let here = &self.plan().blocks[self.place(block)?];
+        Some(here.slots.start + slot - whole.blocks[block].slots.start)
+    }
+
+    /// The factor of this rank that is `factor` of the whole plan; none if another rank has it.
+    pub fn own_factor(&self, factor: usize) -> Option<usize> {
+        let whole = self.whole();
+        let block = whole.factors[factor].block;
+        let here = &self.plan().blocks[self.place(block)?];
+        Some(here.factors.start + factor - whole.blocks[block].factors.start)
+    }
+
+    /// The ranks went apart, or the device failed: nothing here is to be relied on.
+    pub(super) fn mark_lost(&mut self) {
+        self.lost = true;
+    }
+
     /// Takes over options that do not shape the state ([`Config::changed`] gives such a configuration).
     pub fn set_config(&mut self, config: Config) {
         let plan = &self.engine.plan;
@@ -323,6 +438,9 @@ impl Optimizer {
             }
             self.engine.plan = Arc::new(changed);
         }
+        if let Some(ranks) = &mut self.ranks {
+            ranks.set_options(&config);
+        }
         self.engine.config = config;
     }
 
@@ -332,10 +450,13 @@ impl Optimizer {
         if let Some(error) = &self.deferred {
             return Err(error.clone());
         }
+        if self.ranks.is_some() {
+            return self.step_together(tensors, options, true);
+        }
         if !self.engine.device.is_synchronous() {
             return Ok(Outcome::Stepped);
         }
-        let (rules, _) = self.begin(tensors, options)?;
+        let (rules, _) = self.begin(tensors, options, None)?;
         match self.engine.inspect(&rules)? {
             None => Ok(Outcome::Stepped),
             Some(_) if self.engine.config.nonfinite == Nonfinite::Skip => Ok(Outcome::Skipped),
@@ -345,7 +466,7 @@ impl Optimizer {
 }
 
 impl Engine {
-    fn not_finite(&self, param: usize) -> Error {
+    pub(super) fn not_finite(&self, param: usize) -> Error {
         let name = &self.plan.params[param].spec.name;
         let message = format!(
             "the gradient of parameter '{name}' is not finite, or its square overflows; expected finite values"
@@ -355,7 +476,11 @@ impl Engine {
 
     /// A joint step whose gradient is known not to be finite: nothing has changed.
     fn refuse(&mut self, block: usize) -> Result<Outcome> {
-        let error = self.not_finite(self.plan.blocks[block].param);
+        self.refuse_param(self.plan.blocks[block].param)
+    }
+
+    pub(super) fn refuse_param(&mut self, param: usize) -> Result<Outcome> {
+        let error = self.not_finite(param);
         if self.config.nonfinite == Nonfinite::Error {
             return Err(error);
         }
@@ -388,6 +513,14 @@ impl Engine {
         self.warn(&format!("{refused} steps skipped: {}", error.message));
         Ok(())
     }
+}
+
+fn refuse_devices(config: &Config) -> Result<()> {
+    if config.device.kind == crate::config::Device::CPU_KIND {
+        return Ok(());
+    }
+    let message = "comm: many ranks share the work on the CPU only in this version; expected device = cpu, or no comm (every rank then does all of the work)";
+    Err(Error::new(Kind::Unsupported, message))
 }
 
 fn check_specs(config: &Config, specs: &[ParamSpec]) -> Result<()> {

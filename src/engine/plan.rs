@@ -33,6 +33,31 @@ pub struct ParamSpec {
     pub root: f64,
     /// No preconditioner: the grafted method alone.
     pub grafting_only: bool,
+    /// The part that this rank holds; none for the whole parameter.
+    pub shard: Option<Shard>,
+}
+
+/// The part of a parameter that a rank holds: `length` places of an axis, from `start` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// The axis that is cut, of the parameter's own shape.
+    pub axis: usize,
+    /// First place.
+    pub start: usize,
+    /// Places; 0 if the rank holds nothing of the parameter.
+    pub length: usize,
+}
+
+impl ParamSpec {
+    /// Size of axis `axis` of the tensors that this rank gives.
+    pub fn held_size(&self, axis: usize) -> usize {
+        self.shard.filter(|shard| shard.axis == axis).map_or(self.shape[axis], |shard| shard.length)
+    }
+
+    /// Elements of the tensors that this rank gives.
+    pub fn held_elements(&self) -> usize {
+        (0..self.shape.len()).map(|axis| self.held_size(axis)).product()
+    }
 }
 
 /// A parameter in the plan.
@@ -57,6 +82,10 @@ pub struct ParamPlan {
 pub struct BlockPlan {
     /// Its parameter.
     pub param: usize,
+    /// Its number within the parameter.
+    pub number: usize,
+    /// It is one run of elements within the parameter. Decides how it is walked through, wherever it lies.
+    pub is_run: bool,
     /// Sizes of its axes.
     pub dims: Vec<usize>,
     /// Elements between neighbours along each axis of the parameter.
@@ -384,6 +413,8 @@ impl Plan {
             self.factors.extend(factors);
             self.blocks.push(BlockPlan {
                 param: index,
+                number,
+                is_run: (1..dims.len()).all(|a| strides[a - 1] == strides[a] * dims[a]),
                 elements: dims.iter().product(),
                 dims,
                 strides: strides.clone(),
@@ -431,7 +462,7 @@ impl Plan {
 
     /// Numbers the arrays of all stacks and places them in an owned state. Clocks and records come first, so
     /// that a device can bring all of them to the host at once.
-    fn place_arrays(&mut self) -> Result<()> {
+    pub(super) fn place_arrays(&mut self) -> Result<()> {
         let mut number = 0;
         for stack in &mut self.stacks {
             stack.arrays = number..number + stack.layout.len();
@@ -550,7 +581,7 @@ fn merged(shape: &[usize], merge: bool, limit: usize) -> Vec<usize> {
     if kept.is_empty() { vec![1] } else { kept }
 }
 
-fn row_major_strides(shape: &[usize]) -> Vec<usize> {
+pub(super) fn row_major_strides(shape: &[usize]) -> Vec<usize> {
     let mut strides = vec![1; shape.len()];
     for axis in (1..shape.len()).rev() {
         strides[axis - 1] = strides[axis] * shape[axis];
@@ -581,6 +612,7 @@ mod tests {
             weight_decay_scale: 1.0,
             root: 0.0,
             grafting_only: false,
+            shard: None,
         }
     }
 

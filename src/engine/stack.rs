@@ -79,6 +79,7 @@ impl Stack {
             weight_decay_scale: self.weight_decay_scale,
             root: self.root,
             grafting_only: self.grafting_only,
+            shard: None,
         };
         Plan::new(config, (0..count).map(spec).collect())
     }
