@@ -8,6 +8,7 @@
 #   full         target/python-env       the same and PyTorch: what FOAM_TEST_ALL=1 needs; the default
 #   jax-oldest   target/jax-env-oldest   the oldest JAX that foam.jax runs on
 #   jax-middle   target/jax-env-middle   one between
+#   mpi          target/mpi-env          MPICH
 #   cuda         target/cuda-env         NVIDIA's compilers, libraries and headers, without their dependencies
 #
 # Made once, then reused: a stamp in it holds the hash of its requirements and of the interpreter's version, and the
@@ -24,7 +25,8 @@ case $name in
   jax-oldest | jax-middle) directory=jax-env-${name#jax-} requirements=("jax/${name#jax-}.txt") size='0.6 GB' ;;
   # Exactly these packages: what they depend on is listed where it is needed.
   cuda) directory=cuda-env requirements=(cuda/requirements.txt) size='1.3 GB' options=(--no-deps) ;;
-  *) echo "$name: expected small, full, jax-oldest, jax-middle or cuda" >&2 && exit 2 ;;
+  mpi) directory=mpi-env requirements=(mpi/requirements.txt) size='0.1 GB' ;;
+  *) echo "$name: expected small, full, jax-oldest, jax-middle, mpi or cuda" >&2 && exit 2 ;;
 esac
 directory=$root/target/$directory
 requirements=("${requirements[@]/#/$root/tests/}")

@@ -14,6 +14,7 @@ pub enum Need {
     Nvidia,
     BuildSystems,
     Valgrind,
+    Mpi,
 }
 
 impl Need {
@@ -25,6 +26,7 @@ impl Need {
             Need::Nvidia => "NVIDIA's compilers and libraries and torch, 8 GB",
             Need::BuildSystems => "CMake, make and pkg-config",
             Need::Valgrind => "valgrind",
+            Need::Mpi => "MPICH, 0.1 GB",
         }
     }
 }
