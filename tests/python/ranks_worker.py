@@ -24,6 +24,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 import foam
+from foam._handle import ParamSpec
+from foam.scaling import scaling
 from foam.torch import FOAM
 from models import loss_of, network
 
@@ -149,6 +151,7 @@ def ddp(rank, size, folder):
     train(other, resumed, range(5, 11))
     train(model, optimizer, range(5, 11))
     assert bits(model) == bits(other) == expected
+    modelled(rank, size)
     if size > 1:
         assert bytes_of_state(optimizer) < 0.8 * bytes_of_state(alone)
     wrapped = nn.parallel.DistributedDataParallel(network())
@@ -162,6 +165,27 @@ def ddp(rank, size, folder):
         place.copy_(param.detach())
         dist.broadcast(place, 0)
         assert torch.equal(place, param)
+
+
+def modelled(rank, size):
+    """``python -m foam scaling`` says what is measured: bytes, collectives, state."""
+    torch.manual_seed(0)
+    params = [("a", nn.Parameter(torch.randn(40, 24))), ("b", nn.Parameter(torch.randn(9)))]
+    optimizer = FOAM([{"params": params}], process_group=dist.group.WORLD, **OPTIONS)
+    specs = [ParamSpec(name, tuple(param.shape), "float32") for name, param in params]
+    options = {key: value for key, value in OPTIONS.items() if key != "lr"}
+    expected = scaling(specs, size, options=options)
+    for _, param in params:
+        param.grad = torch.ones_like(param)
+    before = optimizer.stats()
+    optimizer.step()
+    after = optimizer.stats()
+    assert after["collectives"] - before["collectives"] == expected.collectives
+    sent = torch.tensor([after["bytes_sent"] - before["bytes_sent"], after["state_bytes_host"]])
+    dist.all_reduce(sent, op=dist.ReduceOp.MAX)
+    assert sent[0] == expected.sent, (sent, expected)
+    # Arrays begin at multiples of 256 bytes.
+    assert expected.state_bytes <= sent[1] < expected.state_bytes + 256 * 40, (sent, expected)
 
 
 def save(rank, size, folder):
