@@ -20,6 +20,7 @@
 #ifndef FOAM_HPP
 #define FOAM_HPP
 
+#include "foam/comm.hpp"
 #include "foam/config.hpp"
 #include "foam/enums.hpp"
 #include "foam/error.hpp"

@@ -33,6 +33,8 @@ pub enum Kind {
     Io,
     /// A checkpoint is truncated, foreign, or belongs to another model.
     BadCheckpoint,
+    /// A collective of the caller's communicator failed.
+    Collective,
     /// Another call is inside the same handle.
     Busy,
     /// An earlier panic left the handle unusable.

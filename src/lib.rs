@@ -16,6 +16,7 @@
 //! | `engine` | Algorithm 1, once: the plan (parameters → blocks → stacks), the State, `accumulate`, `check`, `apply`; grafting |
 //! | `preconditioner` | Shampoo and SOAP as values: their arrays, the order of their verbs; a factor's record, when it is checked, the policies, the proven bounds |
 //! | `device` | the trait of a device and what it is told; `cpu` (faer, a private pool), `gpu` (verbs, kernels, tables) over `gpu::cuda` |
+//! | `comm` | collectives that the caller injects; agreement of the ranks at creation |
 //! | `checkpoint` | state to and from safetensors, atomically |
 //! | `error`, `memory`, `tensor` | the error enum; aligned, fallible memory; element types, once |
 //!
@@ -66,6 +67,7 @@ macro_rules! format {
 pub mod abi;
 mod api;
 mod checkpoint;
+mod comm;
 pub mod config;
 mod device;
 mod engine;

@@ -1,6 +1,8 @@
 //! The algorithm: golden traces, the paper's values, a naive optimizer to compare with, properties, and what a step does
 //! with any parameter.
 
+#[path = "support/comm.rs"]
+mod comm;
 mod support;
 #[path = "support/golden/mod.rs"]
 mod traces;
@@ -12,6 +14,7 @@ mod dtypes;
 mod golden;
 mod paper;
 mod properties;
+mod ranks;
 mod reference;
 mod robust;
 mod scale;

@@ -9,6 +9,8 @@ mod cpp_program;
 mod document;
 #[path = "support/library.rs"]
 mod library;
+#[path = "support/nvidia.rs"]
+mod nvidia;
 #[path = "support/program.rs"]
 mod program;
 #[path = "support/python.rs"]
@@ -19,4 +21,5 @@ mod tier;
 mod c_abi;
 mod cpp;
 mod documents;
+mod mpi;
 mod plugin;

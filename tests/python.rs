@@ -56,6 +56,7 @@ files! {
     statistics_go_to_the_tools_that_watch_a_run: "test_torch_watch.py";
     the_torch_state_travels_bit_for_bit: "test_torch_state.py";
     torch_trains_on_real_data_and_on_two_processes: "test_torch_training.py";
+    several_processes_share_one_torch_optimizer: "test_torch_ranks.py";
     examples_and_documented_programs_with_torch_run: "test_torch_examples.py";
 }
 

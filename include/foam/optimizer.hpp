@@ -3,6 +3,7 @@
 #ifndef FOAM_OPTIMIZER_HPP
 #define FOAM_OPTIMIZER_HPP
 
+#include "comm.hpp"
 #include "config.hpp"
 #include "error.hpp"
 #include "tensor.hpp"
@@ -52,6 +53,9 @@ class Optimizer {
 #ifndef FOAM_NO_EXCEPTIONS
     /** An optimizer for these parameters, with all state zero. */
     Optimizer(const ConfigBase &config, const std::vector<Param> &params) : Optimizer(create(config, params)) {}
+    /** The same, with the work and the state shared by all ranks of `comm`, which must outlive the optimizer. */
+    Optimizer(const ConfigBase &config, Comm &comm, const std::vector<Param> &params)
+        : Optimizer(create(config, comm, params)) {}
 #endif
     Optimizer(const Optimizer &) = delete;
     Optimizer &operator=(const Optimizer &) = delete;
@@ -70,7 +74,14 @@ class Optimizer {
     /** An optimizer for these parameters, with all state zero. */
     static Result<Optimizer> create(const ConfigBase &config, const std::vector<Param> &params) {
         return detail::fill(Optimizer(), [&](Optimizer &optimizer, foam_error *error) {
-            return optimizer.open(config, params, error);
+            return optimizer.open(config, nullptr, params, error);
+        });
+    }
+    /** The same, with the work and the state shared by all ranks of `comm`, which must outlive the optimizer. Every
+        rank makes this call, and later the same calls in the same order. */
+    static Result<Optimizer> create(const ConfigBase &config, Comm &comm, const std::vector<Param> &params) {
+        return detail::fill(Optimizer(), [&](Optimizer &optimizer, foam_error *error) {
+            return optimizer.open(config, &comm, params, error);
         });
     }
 
@@ -239,7 +250,7 @@ class Optimizer {
                      static_cast<int64_t>(index));
     }
 
-    foam_status open(const ConfigBase &config, const std::vector<Param> &params, foam_error *error) {
+    foam_status open(const ConfigBase &config, Comm *comm, const std::vector<Param> &params, foam_error *error) {
         std::vector<foam_param> raws(params.size());
         for (size_t index = 0; index < params.size(); index++) {
             const Param &param = params[index];
@@ -254,6 +265,11 @@ class Optimizer {
             raw.lr_scale = param.lr_scale;
             raw.weight_decay_scale = param.weight_decay_scale;
             raw.root = param.root;
+            if (param.shard) {
+                raw.shard_axis = param.shard->axis;
+                raw.shard_start = param.shard->start;
+                raw.shard_length = param.shard->length;
+            }
             names_.push_back(param.name.empty() ? "param_" + std::to_string(index) : param.name);
         }
         foam_config settings = config.raw();
@@ -264,7 +280,13 @@ class Optimizer {
             settings.log_user = log_.get();
         }
         foam_optimizer *handle = nullptr;
-        const foam_status status = FOAM_CALL(create)(&settings, raws.data(), raws.size(), &handle, error);
+        foam_status status = FOAM_OK;
+        if (comm == nullptr) {
+            status = FOAM_CALL(create)(&settings, raws.data(), raws.size(), &handle, error);
+        } else {
+            const foam_comm ranks = comm->raw();
+            status = FOAM_CALL(create_ranks)(&settings, &ranks, raws.data(), raws.size(), &handle, error);
+        }
         handle_.reset(handle);
         return status;
     }

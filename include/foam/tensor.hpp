@@ -8,6 +8,7 @@
 #include <cstring>
 #include <initializer_list>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -89,6 +90,13 @@ class Tensor {
     bool read_only_ = false;
 };
 
+/** The part of a parameter that this rank holds: `length` places of `axis`, from `start` on. */
+struct Shard {
+    int64_t axis = 0;   /**< Axis of the whole parameter's shape. */
+    int64_t start = 0;  /**< First place. */
+    int64_t length = 0; /**< Places; 0 for none. */
+};
+
 /** One parameter of the model. */
 struct Param {
     /** A parameter of this name, shape and type; an empty name means "param_<index>". */
@@ -106,6 +114,7 @@ struct Param {
     double weight_decay_scale = 1.0; /**< Multiplies the weight decay; 0 switches it off. */
     double root = 0.0;               /**< p of the inverse root; 0 means the configuration's. */
     bool grafting_only = false;      /**< No preconditioner: the grafted method's step alone. */
+    std::optional<Shard> shard = {}; /**< What this rank holds of it, with a Comm; none for all of it. */
 };
 
 /** A view of `size()` objects in a row: a vector, an array, a braced list, or a pointer and a count. */

@@ -81,6 +81,11 @@ table! {
     foam_xla_check_cuda,
     foam_xla_apply_cuda,
     foam_cuda_probe,
+    foam_create_ranks,
+    foam_plan_owners,
+    foam_param_state_bytes,
+    foam_read_states,
+    foam_write_states,
 }
 
 // SAFETY: addresses of functions, which never change.

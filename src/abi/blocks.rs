@@ -1,12 +1,15 @@
 //! The blocks that parameters are cut into, before and after an optimizer is made.
 
 use super::boundary::{self, AbiStruct, List, field_ends};
+use super::comm::FOAM_MAX_RANKS;
 use super::config::{foam_config, to_config};
 use super::handle::{Need, enter, foam_optimizer, read_params};
 use super::param::foam_param;
 use super::status::{foam_error, foam_status};
+use crate::config::Config;
 use crate::engine::Optimizer;
-use crate::engine::plan::{BlockPlan, CLOCK_WORDS, Plan, RECORD_WORDS};
+use crate::engine::owners::{self, Cost};
+use crate::engine::plan::Plan;
 use crate::error::{Error, Kind, Result};
 use std::collections::HashMap;
 use std::mem::size_of;
@@ -50,12 +53,17 @@ pub struct foam_block_info {
     pub shape: [i64; FOAM_BLOCK_MAX_NDIM],
     /// Elements of the parameter between neighbours along each axis; those behind `ndim` are 0.
     pub strides: [i64; FOAM_BLOCK_MAX_NDIM],
+    /// The rank that works on the block and holds its state; 0 without a `foam_comm`.
+    pub owner: i64,
+    /// Multiplications per step on average, which the owners are chosen by: `step_cost` + (`check_cost` +
+    /// `refresh_cost` / 4) / `check_period`, with the policy stale all of `refresh_cost`.
+    pub cost: u64,
 }
 
 // SAFETY: plain data, first field `struct_size`, every bit pattern valid.
 unsafe impl AbiStruct for foam_block_info {
     const NAME: &'static str = "foam_block_info";
-    const REQUIRED: usize = size_of::<foam_block_info>();
+    const REQUIRED: usize = std::mem::offset_of!(foam_block_info, owner);
     const ENDS: &'static [usize] = field_ends!(foam_block_info {
         struct_size,
         ndim,
@@ -70,7 +78,9 @@ unsafe impl AbiStruct for foam_block_info {
         refresh_cost,
         state_bytes,
         shape,
-        strides
+        strides,
+        owner,
+        cost
     });
 
     fn defaults() -> Self {
@@ -89,6 +99,8 @@ unsafe impl AbiStruct for foam_block_info {
             state_bytes: 0,
             shape: [0; FOAM_BLOCK_MAX_NDIM],
             strides: [0; FOAM_BLOCK_MAX_NDIM],
+            owner: 0,
+            cost: 0,
         }
     }
 }
@@ -121,7 +133,42 @@ pub unsafe extern "C" fn foam_plan_blocks(
             }
             let config = to_config(&boundary::read_struct(config, "config")?)?;
             let plan = Optimizer::plan_for(&config, read_params(params, param_count)?)?;
-            write_blocks(&plan, List { items, item_size, capacity, count })
+            write_blocks(&config, &plan, &[], List { items, item_size, capacity, count })
+        })
+    }
+}
+
+/// Lists the blocks as `foam_plan_blocks` does, with the owners that they have among `ranks` ranks: the longest work
+/// goes first, to the rank that has the least so far, with a bound on the bytes. Every rank finds the same owners.
+///
+/// # Safety
+/// As `foam_plan_blocks`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_plan_owners(
+    config: *const foam_config,
+    params: *const foam_param,
+    param_count: usize,
+    ranks: i32,
+    items: *mut foam_block_info,
+    item_size: usize,
+    capacity: usize,
+    count: *mut usize,
+    error: *mut foam_error,
+) -> foam_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        boundary::call(error, || {
+            if param_count == 0 {
+                return Err(Error::invalid("param_count = 0: expected at least one parameter"));
+            }
+            if !(1..=FOAM_MAX_RANKS).contains(&ranks) {
+                let message = format!("ranks = {ranks}: expected 1 <= ranks <= {FOAM_MAX_RANKS}");
+                return Err(Error::invalid(message));
+            }
+            let config = to_config(&boundary::read_struct(config, "config")?)?;
+            let plan = Optimizer::plan_for(&config, read_params(params, param_count)?)?;
+            let owners = owners::owners(&config, &plan, ranks as usize)?;
+            write_blocks(&config, &plan, &owners, List { items, item_size, capacity, count })
         })
     }
 }
@@ -143,19 +190,23 @@ pub unsafe extern "C" fn foam_blocks(
     // SAFETY: the caller's contract.
     unsafe {
         enter(optimizer, Need::Statistics, error, |inner| {
-            write_blocks(inner.optimizer.plan(), List { items, item_size, capacity, count })
+            let optimizer = &inner.optimizer;
+            let owners = optimizer.division().map_or(&[][..], |division| &division.owners[..]);
+            let list = List { items, item_size, capacity, count };
+            write_blocks(optimizer.config(), optimizer.whole(), owners, list)
         })
     }
 }
 
 /// # Safety
 /// The list is as its arguments say.
-unsafe fn write_blocks(plan: &Plan, list: List<foam_block_info>) -> Result<()> {
-    let words = |block: &BlockPlan| 4 * (CLOCK_WORDS + RECORD_WORDS * block.factors.len()) as u64;
-    let mut state_bytes = crate::memory::listed(plan.blocks.iter().map(words), "the list of blocks")?;
-    for slot in &plan.slots {
-        state_bytes[slot.block] += slot.bytes() as u64;
-    }
+unsafe fn write_blocks(
+    config: &Config,
+    plan: &Plan,
+    owners: &[u32],
+    list: List<foam_block_info>,
+) -> Result<()> {
+    let state_bytes = owners::state_bytes(plan)?;
     let mut stacks = HashMap::new();
     let describe = |number: usize| {
         let block = &plan.blocks[number];
@@ -178,24 +229,21 @@ unsafe fn write_blocks(plan: &Plan, list: List<foam_block_info>) -> Result<()> {
         );
         let next = stacks.len() as i64;
         stacks.try_reserve(1).map_err(|_| Error::out_of_memory("the list of blocks", 0))?;
-        let sides: u64 = block.dims.iter().map(|dim| *dim as u64).sum();
-        let cubes =
-            block.dims.iter().fold(0u64, |sum, dim| sum.saturating_add((*dim as u64).saturating_pow(3)));
-        let preconditioned = u64::from(!block.factors.is_empty());
-        let elements = block.elements as u64;
-        let products = elements.saturating_mul(sides).saturating_mul(2);
+        let cost = Cost::of(block);
         let mut item = foam_block_info {
             ndim: block.dims.len() as i32,
             param_index: block.param as i64,
-            block: (number - param.blocks.start) as i64,
+            block: block.number as i64,
             stack: *stacks.entry(kind).or_insert(next),
             offset: block.offset as i64,
-            elements: elements as i64,
+            elements: block.elements as i64,
             factors: block.factors.len() as i64,
-            step_cost: if preconditioned == 1 { products } else { elements },
-            check_cost: preconditioned * cubes.saturating_mul(3),
-            refresh_cost: preconditioned * cubes.saturating_mul(10),
+            step_cost: cost.step,
+            check_cost: cost.check,
+            refresh_cost: cost.refresh,
             state_bytes: state_bytes[number],
+            owner: owners.get(number).map_or(0, |owner| i64::from(*owner)),
+            cost: cost.per_step(config),
             ..foam_block_info::defaults()
         };
         for (axis, (dim, stride)) in block.dims.iter().zip(&block.strides).enumerate() {

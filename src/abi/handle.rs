@@ -1,13 +1,16 @@
 //! The handle: creation, destruction, and the rule of one call at a time.
 
 use super::boundary;
+use super::comm::{foam_comm, read_comm};
 use super::config::{FOAM_LOG_INFO, FOAM_LOG_WARNING, foam_config, foam_log_fn, to_config};
 use super::float_env;
 use super::param::{FOAM_PARAM_GRAFTING_ONLY, foam_param, refuse_rates};
 use super::status::{foam_error, foam_status};
 use super::step::StepScratch;
 use super::tensor::foam_dtype;
-use crate::engine::plan::ParamSpec;
+use crate::comm::{Comm, agree};
+use crate::config::Config;
+use crate::engine::plan::{ParamSpec, Shard};
 use crate::engine::{Level, Log, Optimizer};
 use crate::error::{Error, Kind, Result};
 use crate::memory::{Allocator, boxed, reserved, whole_text};
@@ -208,6 +211,26 @@ unsafe fn read_param(raw: &foam_param, index: usize) -> Result<ParamSpec> {
             ),
         );
     };
+    let shard = match usize::try_from(raw.shard_axis).ok().filter(|axis| *axis < shape.len()) {
+        None if raw.shard_axis == -1 => None,
+        None => {
+            let what = format!("shard_axis = {}: expected an axis of {shape:?}, or -1", raw.shard_axis);
+            return refuse(Kind::InvalidArgument, what);
+        }
+        Some(axis) => {
+            let part = usize::try_from(raw.shard_start).ok().zip(usize::try_from(raw.shard_length).ok());
+            let Some((start, length)) = part
+                .filter(|(start, length)| start.checked_add(*length).is_some_and(|end| end <= shape[axis]))
+            else {
+                let what = format!(
+                    "shard_start = {}, shard_length = {}: expected a part of the {} places of axis {axis}",
+                    raw.shard_start, raw.shard_length, shape[axis]
+                );
+                return refuse(Kind::InvalidArgument, what).map_err(|e| e.on_axis(axis));
+            };
+            Some(Shard { axis, start, length })
+        }
+    };
     Ok(ParamSpec {
         name,
         shape,
@@ -216,6 +239,7 @@ unsafe fn read_param(raw: &foam_param, index: usize) -> Result<ParamSpec> {
         weight_decay_scale: raw.weight_decay_scale,
         root: raw.root,
         grafting_only: raw.flags & FOAM_PARAM_GRAFTING_ONLY != 0,
+        shard,
     })
 }
 
@@ -277,33 +301,98 @@ pub unsafe extern "C" fn foam_create(
     error: *mut foam_error,
 ) -> foam_status {
     // SAFETY: the caller's contract.
+    unsafe { boundary::call(error, || create(config, params, count, None, out)) }
+}
+
+/// Creates an optimizer whose work and state are shared by the ranks of `comm`, which all make this call with the
+/// same configuration and parameters. What differs is an error on every rank that names it. Nothing but the
+/// callbacks of `comm` and its `user` is kept.
+///
+/// # Safety
+/// As `foam_create`; `comm` is a struct whose `struct_size` is set and whose callbacks work until the optimizer is
+/// destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_create_ranks(
+    config: *const foam_config,
+    comm: *const foam_comm,
+    params: *const foam_param,
+    count: usize,
+    out: *mut *mut foam_optimizer,
+    error: *mut foam_error,
+) -> foam_status {
+    // SAFETY: the caller's contract.
     unsafe {
         boundary::call(error, || {
-            if out.is_null() {
-                return Err(Error::invalid("out is NULL; expected a place for the handle"));
-            }
-            if count == 0 {
-                return Err(Error::invalid("count = 0: expected at least one parameter"));
-            }
-            let raw = boundary::read_struct(config, "config")?;
-            let specs = read_params(params, count)?;
-            let sink = LogSink { callback: raw.log, user: raw.log_user };
-            let log: Log = boxed(move |level: Level, message: &str| sink.line(level, message), "the log")?;
-            let (config, allocator) = (to_config(&raw)?, read_allocator(&raw)?);
-            config.validate()?;
-            refuse_rates(&config, config.lr, specs.iter())?;
-            let optimizer = Optimizer::new(config, specs, allocator, log)?;
-            let handle = foam_optimizer {
-                magic: AtomicU64::new(ALIVE),
-                busy: AtomicBool::new(false),
-                poisoned: AtomicBool::new(false),
-                inner: UnsafeCell::new(Inner { scratch: StepScratch::new(count)?, optimizer }),
-            };
-            let handle = boxed(handle, "the handle")?;
-            *out = Box::into_raw(handle);
-            Ok(())
+            let comm = read_comm(&boundary::read_struct(comm, "comm")?)?;
+            create(config, params, count, Some(comm), out)
         })
     }
+}
+
+/// # Safety
+/// As `foam_create`.
+unsafe fn create(
+    config: *const foam_config,
+    params: *const foam_param,
+    count: usize,
+    mut comm: Option<Comm>,
+    out: *mut *mut foam_optimizer,
+) -> Result<()> {
+    if out.is_null() {
+        return Err(Error::invalid("out is NULL; expected a place for the handle"));
+    }
+    // SAFETY: the caller's contract.
+    let read = unsafe { read_creation(config, params, count, comm.is_some()) };
+    let (raw, config, allocator, specs) = match read {
+        Ok(read) => read,
+        Err(error) => {
+            // The other ranks are on their way into the first collective: they hear why this one is not.
+            if let Some(comm) = &mut comm {
+                agree::agree(comm, &Config::default(), &[], Some(&error))?;
+            }
+            return Err(error);
+        }
+    };
+    let sink = LogSink { callback: raw.log, user: raw.log_user };
+    let log: Log = boxed(move |level: Level, message: &str| sink.line(level, message), "the log")?;
+    let optimizer = match comm {
+        None => Optimizer::new(config, specs, allocator, log)?,
+        Some(comm) => Optimizer::with_ranks(config, specs, comm, allocator, log)?,
+    };
+    let handle = foam_optimizer {
+        magic: AtomicU64::new(ALIVE),
+        busy: AtomicBool::new(false),
+        poisoned: AtomicBool::new(false),
+        inner: UnsafeCell::new(Inner { scratch: StepScratch::new(count)?, optimizer }),
+    };
+    let handle = boxed(handle, "the handle")?;
+    // SAFETY: the caller's contract.
+    unsafe { *out = Box::into_raw(handle) };
+    Ok(())
+}
+
+/// # Safety
+/// As `foam_create`.
+unsafe fn read_creation(
+    config: *const foam_config,
+    params: *const foam_param,
+    count: usize,
+    shared: bool,
+) -> Result<(foam_config, Config, Allocator, Vec<ParamSpec>)> {
+    if count == 0 {
+        return Err(Error::invalid("count = 0: expected at least one parameter"));
+    }
+    // SAFETY: the caller's contract.
+    let (raw, specs) = unsafe { (boundary::read_struct(config, "config")?, read_params(params, count)?) };
+    if let Some(index) = specs.iter().position(|spec| spec.shard.is_some()).filter(|_| !shared) {
+        let name = &specs[index].name;
+        let message = format!("parameter '{name}' has a shard_axis; expected foam_create_ranks, or -1");
+        return Err(Error::invalid(message).at(index));
+    }
+    let (config, allocator) = (to_config(&raw)?, read_allocator(&raw)?);
+    config.validate()?;
+    refuse_rates(&config, config.lr, specs.iter())?;
+    Ok((raw, config, allocator, specs))
 }
 
 /// Waits until all work on the optimizer's device is done. On the CPU nothing is ever pending.

@@ -38,6 +38,7 @@ pub unsafe extern "C" fn foam_stats(
 fn stats_of(optimizer: &Optimizer) -> foam_stats_info {
     let summary = optimizer.summary();
     let (totals, counters, footprint) = (summary.totals, summary.counters, summary.footprint);
+    let traffic = optimizer.ranks().map(|ranks| ranks.traffic()).unwrap_or_default();
     let seconds = |verb: Verb| totals.seconds[verb as usize];
     foam_stats_info {
         struct_size: size_of::<foam_stats_info>() as u32,
@@ -60,7 +61,7 @@ fn stats_of(optimizer: &Optimizer) -> foam_stats_info {
         fallback_stale: counters.fallback_stale as u64,
         state_bytes_host: footprint.state_host as u64,
         state_bytes_device: footprint.state_device as u64,
-        workspace_bytes: footprint.workspace as u64,
+        workspace_bytes: (footprint.workspace + optimizer.ranks().map_or(0, |ranks| ranks.bytes())) as u64,
         threads: footprint.threads as u64,
         seconds_inspect: seconds(Verb::Inspect),
         seconds_accumulate: seconds(Verb::Accumulate),
@@ -73,6 +74,9 @@ fn stats_of(optimizer: &Optimizer) -> foam_stats_info {
         bound_average: counters.bound_average as u64,
         bound_spectral: counters.bound_spectral as u64,
         bound_sandwich: counters.bound_sandwich as u64,
+        collectives: traffic.collectives,
+        bytes_sent: traffic.sent,
+        bytes_received: traffic.received,
     }
 }
 
@@ -85,11 +89,11 @@ fn factor_of(optimizer: &Optimizer, index: usize) -> foam_factor_info {
         struct_size: size_of::<foam_factor_info>() as u32,
         last_branch: counters.branch as i32,
         param_index: block.param as i64,
-        block: (factor.block - plan.params[block.param].blocks.start) as i64,
+        block: block.number as i64,
         axis: factor.axis as i64,
         dim: factor.dim as i64,
         root: factor.root,
-        epsilon_base: factor.damping.at(gauges.eigenvalue_max),
+        epsilon_base: factor.base(optimizer.config(), plan).at(gauges.eigenvalue_max),
         epsilon: gauges.epsilon,
         proxy: gauges.proxy,
         max_proxy: gauges.max_proxy,

@@ -34,7 +34,8 @@ pub unsafe extern "C" fn foam_set_option(
             let (key, value) = (boundary::text(key, "key")?, boundary::text(value, "value")?);
             let config = inner.optimizer.config().changed(key, value)?;
             refuse_rates(&config, config.lr, inner.optimizer.plan().params.iter().map(|param| &param.spec))?;
-            inner.optimizer.set_config(config)
+            inner.optimizer.set_config(config);
+            Ok(())
         })
     }
 }

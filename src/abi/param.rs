@@ -37,6 +37,14 @@ pub struct foam_param {
     pub weight_decay_scale: f64,
     /// The inverse root's p for this parameter; 0 (the default) means the configuration's.
     pub root: f64,
+    /// The axis of `shape` of which this rank holds a part, with `foam_create_ranks`; -1 (the default) if it holds
+    /// the whole parameter. `shape` is that of the whole parameter on every rank; the tensors of a step have
+    /// `shard_length` places on this axis.
+    pub shard_axis: i64,
+    /// First place of the part.
+    pub shard_start: i64,
+    /// Places of the part; 0 if this rank holds nothing of the parameter (its tensors' `data` may then be NULL).
+    pub shard_length: i64,
 }
 
 // SAFETY: plain data, first field `struct_size`, every bit pattern valid.
@@ -52,7 +60,10 @@ unsafe impl AbiStruct for foam_param {
         dtype,
         lr_scale,
         weight_decay_scale,
-        root
+        root,
+        shard_axis,
+        shard_start,
+        shard_length
     });
 
     fn defaults() -> Self {
@@ -66,6 +77,9 @@ unsafe impl AbiStruct for foam_param {
             lr_scale: 1.0,
             weight_decay_scale: 1.0,
             root: 0.0,
+            shard_axis: -1,
+            shard_start: 0,
+            shard_length: 0,
         }
     }
 }

@@ -73,6 +73,12 @@ pub struct foam_stats_info {
     pub bound_spectral: u64,
     /// Reuses certified by the sandwich bound itself (policy `sandwich`).
     pub bound_sandwich: u64,
+    /// Collectives of `foam_comm` so far; 0 alone.
+    pub collectives: u64,
+    /// Bytes that this rank gave to others in them.
+    pub bytes_sent: u64,
+    /// Bytes that it received from others.
+    pub bytes_received: u64,
 }
 
 // SAFETY: plain data, first field `struct_size`, every bit pattern valid.
@@ -112,7 +118,10 @@ unsafe impl AbiStruct for foam_stats_info {
         bound_exceeded,
         bound_average,
         bound_spectral,
-        bound_sandwich
+        bound_sandwich,
+        collectives,
+        bytes_sent,
+        bytes_received
     });
 
     fn defaults() -> Self {

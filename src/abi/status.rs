@@ -26,7 +26,7 @@ pub const FOAM_NO_CONVERGENCE: foam_status = 7;
 pub const FOAM_IO_ERROR: foam_status = 8;
 /// A checkpoint is truncated, foreign, or belongs to another model.
 pub const FOAM_BAD_CHECKPOINT: foam_status = 9;
-/// A collective callback failed (reserved).
+/// A collective of `foam_comm` failed, or did not deliver; the message says whether parameters were written.
 pub const FOAM_COLLECTIVE_FAILED: foam_status = 10;
 /// The caller asked to stop (reserved).
 pub const FOAM_CANCELLED: foam_status = 11;
@@ -114,6 +114,7 @@ pub(super) fn code(kind: Kind) -> foam_status {
         Kind::NoConvergence => FOAM_NO_CONVERGENCE,
         Kind::Io => FOAM_IO_ERROR,
         Kind::BadCheckpoint => FOAM_BAD_CHECKPOINT,
+        Kind::Collective => FOAM_COLLECTIVE_FAILED,
         Kind::Busy => FOAM_BUSY,
         Kind::Poisoned => FOAM_POISONED,
         Kind::Panic => FOAM_PANIC,

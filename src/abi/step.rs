@@ -148,13 +148,13 @@ pub unsafe extern "C" fn foam_step(
     // SAFETY: the caller's contract.
     unsafe {
         enter(optimizer, Need::Sound, error, |inner| {
-            let args = boundary::read_struct(args, "args")?;
-            let options = read_options(&args)?;
-            read_tensors(&args, inner)?;
+            // A step that one rank refuses is refused by all, so that no rank waits for it.
+            let (args, options) = match read_step(args, inner) {
+                Ok(read) => read,
+                Err(error) => return Err(inner.optimizer.refuse_together(error)),
+            };
             let Inner { optimizer, scratch } = inner;
             let tensors = Tensors { params: &scratch.params, grads: &scratch.grads, stream: args.stream };
-            let lr = options.lr.unwrap_or(optimizer.config().lr);
-            refuse_rates(optimizer.config(), lr, optimizer.plan().params.iter().map(|param| &param.spec))?;
             let outcome = if args.flags & FOAM_STEP_VALIDATE == 0 {
                 optimizer.step(&tensors, options)?
             } else {
@@ -166,6 +166,19 @@ pub unsafe extern "C" fn foam_step(
             Ok(())
         })
     }
+}
+
+/// Reads and checks all arguments of a step.
+unsafe fn read_step(args: *const foam_step_args, inner: &mut Inner) -> Result<(foam_step_args, StepOptions)> {
+    // SAFETY: the caller's contract.
+    let args = unsafe { boundary::read_struct(args, "args")? };
+    let options = read_options(&args)?;
+    // SAFETY: the caller's contract.
+    unsafe { read_tensors(&args, inner)? };
+    let optimizer = &inner.optimizer;
+    let lr = options.lr.unwrap_or(optimizer.config().lr);
+    refuse_rates(optimizer.config(), lr, optimizer.plan().params.iter().map(|param| &param.spec))?;
+    Ok((args, options))
 }
 
 fn read_options(args: &foam_step_args) -> Result<StepOptions> {
@@ -237,7 +250,9 @@ unsafe fn read_tensor(
 ) -> Result<TensorRef> {
     let name = &param.spec.name;
     let refuse = |kind, problem: String| Err(Error::new(kind, format!("{what} '{name}': {problem}")));
-    let wanted = &param.spec.shape;
+    let wanted: &[usize] = &param.spec.shape;
+    let part = if param.spec.shard.is_some() { ", this rank's part" } else { "" };
+    let held = param.spec.held_elements();
     if tensor.ndim < 0 || tensor.ndim as usize != wanted.len() {
         return refuse(
             Kind::ShapeMismatch,
@@ -251,10 +266,11 @@ unsafe fn read_tensor(
     for axis in (0..wanted.len()).rev() {
         // SAFETY: the caller gives `ndim` sizes.
         let size = unsafe { tensor.shape.add(axis).read_unaligned() };
-        if size < 0 || size as usize != wanted[axis] {
+        let expected = param.spec.held_size(axis);
+        if size < 0 || size as usize != expected {
             return refuse(
                 Kind::ShapeMismatch,
-                format!("shape[{axis}] = {size}: expected {} ({wanted:?})", wanted[axis]),
+                format!("shape[{axis}] = {size}: expected {expected}{part} ({wanted:?})"),
             )
             .map_err(|e: Error| e.on_axis(axis));
         }
@@ -288,13 +304,13 @@ unsafe fn read_tensor(
     if let Some(problem) = wrong_device(tensor.device, device) {
         return refuse(Kind::ShapeMismatch, problem);
     }
-    if tensor.data.is_null() {
+    if tensor.data.is_null() && held > 0 {
         return refuse(Kind::InvalidArgument, format!("data is NULL; expected its memory"));
     }
     let data = usize::try_from(tensor.byte_offset)
         .ok()
         .and_then(|offset| (tensor.data as usize).checked_add(offset));
-    let end = data.and_then(|data| data.checked_add(param.elements * found.size()));
+    let end = data.and_then(|data| data.checked_add(held * found.size()));
     if end.is_none() {
         return refuse(
             Kind::InvalidArgument,
@@ -323,7 +339,7 @@ pub(super) fn wrong_device(found: foam_device, own: Device) -> Option<String> {
 
 fn extent(tensor: TensorRef, param: &ParamPlan, index: usize, written: bool) -> Extent {
     let start = tensor.data as usize;
-    Extent { start, end: start + param.elements * tensor.dtype.size(), param: index, written }
+    Extent { start, end: start + param.spec.held_elements() * tensor.dtype.size(), param: index, written }
 }
 
 /// What is written may overlap nothing else; gradients may share memory with each other.

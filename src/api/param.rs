@@ -32,6 +32,7 @@ impl Param {
                 weight_decay_scale: 1.0,
                 root: 0.0,
                 grafting_only: false,
+                shard: None,
             },
         }
     }

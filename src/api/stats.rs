@@ -254,10 +254,10 @@ pub(super) fn factor(engine: &engine::Optimizer, index: usize) -> FactorStats {
     let param = plan.blocks[factor.block].param;
     let (gauges, counters) = (record.gauges, record.counters);
     FactorStats {
-        id: FactorId { param, block: factor.block - plan.params[param].blocks.start, axis: factor.axis },
+        id: FactorId { param, block: plan.blocks[factor.block].number, axis: factor.axis },
         dim: factor.dim,
         root: factor.root,
-        epsilon_base: factor.damping.at(record.gauges.eigenvalue_max),
+        epsilon_base: factor.base(engine.config(), plan).at(record.gauges.eigenvalue_max),
         epsilon: gauges.epsilon,
         proxy: gauges.proxy,
         max_proxy: gauges.max_proxy,

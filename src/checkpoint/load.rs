@@ -30,7 +30,25 @@ pub struct Found {
 /// Checks a checkpoint and takes it over. On an error nothing has changed, unless the source or the device
 /// failed in the middle of the writes; the optimizer then counts as lost.
 pub fn load(optimizer: &mut Optimizer, source: &mut dyn Source) -> Result<()> {
-    let plan = optimizer.plan();
+    let checked = check(optimizer, source);
+    let (found, steps, skipped) = optimizer.together(checked, "the checkpoint")?;
+    let largest = optimizer.plan().slots.iter().map(|slot| slot.bytes()).max().unwrap_or(0);
+    let mut buffer = reserved(largest, "reading the checkpoint")?;
+    optimizer.restore(found.clocks, found.records, steps, skipped)?;
+    for (at, slot) in found.slots {
+        // The parts of other ranks are theirs to read.
+        let Some(slot) = optimizer.own_slot(slot) else { continue };
+        buffer.clear();
+        buffer.resize(optimizer.plan().slots[slot].bytes(), 0);
+        let written = source.read_at(at, &mut buffer).and_then(|()| optimizer.write_slot(slot, &buffer));
+        written.map_err(|error| optimizer.abandon(error))?;
+    }
+    Ok(())
+}
+
+/// All of the checkpoint, checked, and the totals.
+fn check(optimizer: &Optimizer, source: &mut dyn Source) -> Result<(Found, u64, u64)> {
+    let plan = optimizer.whole();
     let layout = Layout::new(plan)?;
     let usual = layout.tensors.len().max(v1::tensors(plan));
     // Enough to say what is wrong with the file of a similar model; more would only cost memory.
@@ -47,16 +65,7 @@ pub fn load(optimizer: &mut Optimizer, source: &mut dyn Source) -> Result<()> {
         None => return Err(bad!("the metadata has no 'format'; expected 1 or {}", save::FORMAT)),
     };
     let (steps, skipped) = (count("steps", about.steps)?, count("skipped_steps", about.skipped_steps)?);
-    let largest = optimizer.plan().slots.iter().map(|slot| slot.bytes()).max().unwrap_or(0);
-    let mut buffer = reserved(largest, "reading the checkpoint")?;
-    optimizer.restore(found.clocks, found.records, steps, skipped)?;
-    for (at, slot) in found.slots {
-        buffer.clear();
-        buffer.resize(optimizer.plan().slots[slot].bytes(), 0);
-        let written = source.read_at(at, &mut buffer).and_then(|()| optimizer.write_slot(slot, &buffer));
-        written.map_err(|error| optimizer.abandon(error))?;
-    }
-    Ok(())
+    Ok((found, steps, skipped))
 }
 
 fn count(key: &str, found: Option<u64>) -> Result<u64> {
@@ -259,7 +268,7 @@ fn find(
     about: &mut About,
     source: &mut dyn Source,
 ) -> Result<Found> {
-    let plan = optimizer.plan();
+    let plan = optimizer.whole();
     header.check_places(source.size())?;
     let header = &*header;
     check_sums(header, source)?;

@@ -6,6 +6,7 @@
 //! | [`layout`] | which tensors a state is |
 //! | [`save`] | state → bytes, one chunk in memory at a time |
 //! | [`load`] | bytes → state: header, checksums and values first, then the writes |
+//! | [`states`] | the state of each parameter by itself, in parts |
 //! | [`v1`] | files of the first format |
 //! | [`header`], [`json`] | the head of a safetensors file |
 //! | [`source`], [`file`] | reading in pieces; replacing a file as a whole |
@@ -19,6 +20,7 @@ mod layout;
 pub mod load;
 pub mod save;
 pub mod source;
+pub mod states;
 mod v1;
 
 use crate::error::{Error, Kind, Result};

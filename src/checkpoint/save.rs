@@ -5,8 +5,9 @@ use super::header::{Dtype, KEY, LONGEST};
 use super::json::{Escaped, list, quote};
 use super::layout::{Content, Layout, Name, Tensor};
 use super::{Text, bad, no_memory, reserved};
+use crate::comm::{Comm, Mail, agree};
 use crate::engine::Optimizer;
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::preconditioner::{Counters, Gauges};
 use std::fmt::{self, Write};
 
@@ -16,6 +17,8 @@ pub const FORMAT: u64 = 2;
 pub const CHECKSUMS: &str = "crc32";
 /// Bytes that are passed on at once.
 const CHUNK: usize = 1 << 20;
+/// Bytes that ranks bring together at once.
+const ROUND: usize = 16 << 20;
 
 /// A checkpoint that is ready to be written.
 pub struct Writer {
@@ -27,7 +30,7 @@ pub struct Writer {
 impl Writer {
     /// Lays out the checkpoint of `optimizer`, without reading its state.
     pub fn new(optimizer: &Optimizer) -> Result<Writer> {
-        let layout = Layout::new(optimizer.plan())?;
+        let layout = Layout::new(optimizer.whole())?;
         let mut text = Text::default();
         let payload = write_header(&mut text, optimizer, &layout)
             .map_err(|_| no_memory("the header of the checkpoint", text.len() as u128))?;
@@ -51,6 +54,9 @@ impl Writer {
     /// Reads the state and gives it to `sink`, piece by piece. The memory that it needs is had before the
     /// first piece.
     pub fn write(self, optimizer: &mut Optimizer, sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        if optimizer.ranks().is_some() {
+            return self.write_together(optimizer, true, sink);
+        }
         let Writer { layout, head, .. } = self;
         let largest = layout.tensors.iter().map(|t| t.item).max().unwrap_or(0);
         let mut out = Out { buffer: reserved(CHUNK.max(largest), "writing the checkpoint")?, sink };
@@ -74,8 +80,99 @@ impl Writer {
     }
 }
 
+impl Writer {
+    /// The same with the state that other ranks hold; they all call it together. The pieces go to all of them, or
+    /// to the first one alone.
+    pub fn write_together(
+        self,
+        optimizer: &mut Optimizer,
+        to_all: bool,
+        sink: &mut dyn FnMut(&[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let Some(mut ranks) = optimizer.lend_ranks() else { return self.write(optimizer, sink) };
+        let (comm, mail) = ranks.post();
+        let written = match self.write_rounds(optimizer, comm, mail, to_all, sink) {
+            // A communicator that failed tells nobody anything.
+            Err(error) if error.kind == Kind::Collective => Err(error),
+            other => agree::all_well(comm, mail, other, "the checkpoint"),
+        };
+        optimizer.give_ranks_back(ranks);
+        written
+    }
+
+    /// Round after round of whole items. What the sink refuses is kept for the end: the others go on.
+    fn write_rounds(
+        self,
+        optimizer: &mut Optimizer,
+        comm: &mut Comm,
+        mail: &mut Mail,
+        to_all: bool,
+        sink: &mut dyn FnMut(&[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let Writer { layout, head, .. } = self;
+        let (rank, size) = (comm.rank, comm.size);
+        let receives = to_all || rank == 0;
+        let mut checksums = reserved(4 * (layout.tensors.len() + 2), "the checksums of the checkpoint")?;
+        checksums.extend_from_slice(&crc32fast::hash(&head).to_le_bytes());
+        let mut outcome = if receives { sink(&head) } else { Ok(()) };
+        let mut items = layout
+            .tensors
+            .iter()
+            .flat_map(|tensor| tensor.items.clone().map(move |at| (tensor, at)))
+            .peekable();
+        let mut crc = crc32fast::Hasher::new();
+        while items.peek().is_some() {
+            let (mut round, mut bytes) = (Vec::new(), 0);
+            while let Some((tensor, at)) = items.next_if(|(next, _)| bytes == 0 || bytes + next.item <= ROUND)
+            {
+                bytes += tensor.item;
+                round.push((tensor, at, owner_of(optimizer, &layout, tensor, at)));
+            }
+            let mut sizes = vec![0; size];
+            round.iter().for_each(|(tensor, _, owner)| sizes[*owner] += tensor.item);
+            mail.begin(sizes[rank] + 8 * size)?;
+            for (tensor, at, _) in round.iter().filter(|(.., owner)| *owner == rank) {
+                fill(optimizer, &layout, tensor, *at, mail.space(tensor.item))?;
+            }
+            if to_all {
+                comm.gather(mail, sizes.iter().copied())?;
+            } else {
+                (0..size).for_each(|_| mail.close(comm));
+                comm.exchange(mail, sizes.iter().map(|bytes| if rank == 0 { *bytes } else { 0 }))?;
+            }
+            let mut cursors = vec![0; size];
+            for (tensor, at, owner) in round.iter().filter(|_| receives) {
+                let piece = &mail.from(*owner)[cursors[*owner]..][..tensor.item];
+                cursors[*owner] += tensor.item;
+                crc.update(piece);
+                outcome = outcome.and_then(|()| sink(piece));
+                if at + 1 == tensor.items.end {
+                    let whole = std::mem::replace(&mut crc, crc32fast::Hasher::new());
+                    checksums.extend_from_slice(&whole.finalize().to_le_bytes());
+                }
+            }
+        }
+        if receives {
+            let last = crc32fast::hash(&checksums);
+            checksums.extend_from_slice(&last.to_le_bytes());
+            outcome = outcome.and_then(|()| sink(&checksums));
+        }
+        outcome
+    }
+}
+
+/// Who has item `at` of a tensor. A clock is that of the parameter's first block.
+pub fn owner_of(optimizer: &Optimizer, layout: &Layout, tensor: &Tensor, at: usize) -> usize {
+    let plan = optimizer.whole();
+    optimizer.owner(match tensor.content {
+        Content::Slots(_) => plan.slots[layout.slots[at]].block,
+        Content::Gauges | Content::Counters => plan.factors[layout.factors[at]].block,
+        Content::ClockStep | Content::ClockWeight => plan.params[tensor.param].blocks.start,
+    })
+}
+
 /// Copies item `at` of a tensor.
-fn fill(
+pub fn fill(
     optimizer: &mut Optimizer,
     layout: &Layout,
     tensor: &Tensor,
@@ -83,14 +180,17 @@ fn fill(
     space: &mut [u8],
 ) -> Result<()> {
     let clock = |optimizer: &Optimizer| optimizer.clock(tensor.param);
+    let elsewhere = || Error::invalid("another rank has this part of the state");
+    let record = |optimizer: &Optimizer| {
+        optimizer.own_factor(layout.factors[at]).map(|own| optimizer.records()[own]).ok_or_else(elsewhere)
+    };
     match tensor.content {
-        Content::Slots(_) => return optimizer.read_slot(layout.slots[at], space),
-        Content::Gauges => {
-            space.copy_from_slice(bytemuck::bytes_of(&optimizer.records()[layout.factors[at]].gauges));
+        Content::Slots(_) => {
+            let slot = optimizer.own_slot(layout.slots[at]).ok_or_else(elsewhere)?;
+            return optimizer.read_slot(slot, space);
         }
-        Content::Counters => {
-            space.copy_from_slice(bytemuck::bytes_of(&optimizer.records()[layout.factors[at]].counters));
-        }
+        Content::Gauges => space.copy_from_slice(bytemuck::bytes_of(&record(optimizer)?.gauges)),
+        Content::Counters => space.copy_from_slice(bytemuck::bytes_of(&record(optimizer)?.counters)),
         Content::ClockStep => space.copy_from_slice(&(clock(optimizer).step as i64).to_le_bytes()),
         Content::ClockWeight => space.copy_from_slice(&clock(optimizer).weight.to_le_bytes()),
     }
@@ -127,7 +227,7 @@ fn write_header(
     optimizer: &Optimizer,
     layout: &Layout,
 ) -> std::result::Result<u64, fmt::Error> {
-    let plan = optimizer.plan();
+    let plan = optimizer.whole();
     out.write_str("{\"__metadata__\":{")?;
     quote(out, KEY)?;
     out.write_str(":\"")?;
@@ -172,7 +272,7 @@ fn describe(out: &mut dyn Write, optimizer: &Optimizer) -> fmt::Result {
         list(out, fields, |out, field| quote(out, field))?;
     }
     out.write_str(",\"params\":")?;
-    list(out, &optimizer.plan().params, |out, param| {
+    list(out, &optimizer.whole().params, |out, param| {
         out.write_str("{\"name\":")?;
         quote(out, &param.spec.name)?;
         out.write_str(",\"shape\":")?;

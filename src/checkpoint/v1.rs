@@ -68,7 +68,7 @@ pub fn find(
     about: &mut About,
     source: &mut dyn Source,
 ) -> Result<Found> {
-    let plan = optimizer.plan();
+    let plan = optimizer.whole();
     about.check_params(optimizer)?;
     header.check_places(source.size())?;
     let index = Index::new(header)?;

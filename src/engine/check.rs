@@ -215,7 +215,7 @@ impl Engine {
             .then(|| Certificate { target: self.config.tau, kept: 1.0 - self.largest_loss(factor) });
         SenseOrder {
             factor,
-            base: self.plan.factors[factor].damping,
+            base: self.damping(factor),
             search,
             keep_diagonal: policy::adopts_diagonal(policy),
             certificate,
@@ -225,7 +225,7 @@ impl Engine {
     fn refresh_order(&self, factor: usize) -> RefreshOrder {
         RefreshOrder {
             factor,
-            base: self.plan.factors[factor].damping,
+            base: self.damping(factor),
             noise_floor: self.config.noise_floor,
             shift: self.config.negative_eigenvalues == NegativeEigenvalues::Shift,
             has_basis: self.records[factor].has_basis(),
@@ -254,11 +254,11 @@ impl Engine {
         redamp: &mut Vec<RedampOrder>,
     ) {
         let factor = order.factor;
-        let (growth, plan) = (self.growth(factor), &self.plan.factors[factor]);
+        let (growth, damping, plan) = (self.growth(factor), self.damping(factor), &self.plan.factors[factor]);
         let record = &mut self.records[factor];
         let before = record.gauges.epsilon;
         let preconditioner = &self.plan.preconditioner;
-        match preconditioner.decide(&self.config, record, sensed, plan.exponent, growth, plan.damping) {
+        match preconditioner.decide(&self.config, record, sensed, plan.exponent, growth, damping) {
             Action::Refresh => refresh.push(self.refresh_order(factor)),
             // The same basis, spectrum and ε give the same inverse root: it is kept.
             Action::Reuse { epsilon, adopt_diagonal: false } if epsilon == before => {}
@@ -291,7 +291,7 @@ impl Engine {
         counters.last_refresh = success.counters.last_refresh;
         RedampOrder {
             factor,
-            epsilon: self.plan.factors[factor].damping,
+            epsilon: self.damping(factor),
             pending: Some((pending.len() - 1, self.damping_given_up(factor))),
             adopt_diagonal: false,
         }
@@ -325,15 +325,19 @@ impl Engine {
         if policy::certifies(self.config.policy) && !given_up {
             gauges.gap_bound = 0.0;
         }
-        let damping =
-            if given_up { self.damping_given_up(factor) } else { self.plan.factors[factor].damping };
+        let damping = if given_up { self.damping_given_up(factor) } else { self.damping(factor) };
         gauges.epsilon = damping.at(gauges.eigenvalue_max);
         record
     }
 
+    /// ε₀ of a factor.
+    fn damping(&self, factor: usize) -> Damping {
+        self.plan.factors[factor].base(&self.config, &self.plan)
+    }
+
     /// The damping of a factor whose refresh failed on every path: ε_max, or ε₀ if that is larger.
     fn damping_given_up(&self, factor: usize) -> Damping {
-        let (base, most) = (self.plan.factors[factor].damping, self.config.most_damping());
+        let (base, most) = (self.damping(factor), self.config.most_damping());
         Damping { ratio: base.ratio.max(most.ratio), floor: base.floor.max(most.floor) }
     }
 

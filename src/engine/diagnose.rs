@@ -23,9 +23,15 @@ impl Optimizer {
             Error::invalid(format!("parameter '{name}': {what} = {value}: expected 0 <= {what} < {count}"))
                 .at(index)
         };
-        let blocks = plan.blocks.len();
+        let whole = &self.whole().params[index].blocks;
+        let blocks = whole.len();
         let block = within(block, blocks).ok_or_else(|| refuse("block", block, blocks))?;
-        let factors = self.plan().blocks[plan.blocks.start + block].factors.clone();
+        let Some(place) = self.place(whole.start + block) else {
+            let owner = self.owner(whole.start + block);
+            let message = format!("block {block} of parameter '{name}' is owned by rank {owner}; ask there");
+            return Err(Error::invalid(message).at(index));
+        };
+        let factors = self.plan().blocks[place].factors.clone();
         let axis = within(axis, factors.len()).ok_or_else(|| {
             let error = refuse("axis", axis, factors.len());
             match usize::try_from(axis) {

@@ -1,13 +1,15 @@
 //! An optimizer that owns its State: what a handle of the C ABI holds.
 
-use super::plan::{Content, FactorPlan, ParamSpec, Plan, Size, SlotId, Sum};
+use super::plan::{Content, ParamSpec, Plan, Size, SlotId, Sum};
 use super::ports::Verb;
+use super::ranks::{Division, Ranks, Shared};
 use super::rules::Rules;
 use super::{Clock, Engine, Log};
+use crate::comm::{Comm, agree};
 use crate::config::{Config, Device, Grafting, Nonfinite};
 use crate::device::{Binding, Site, Sites};
 use crate::error::{Error, Kind, Result};
-use crate::memory::{Allocator, Counted, filled, listed, probe, reserved};
+use crate::memory::{Allocator, filled, listed, probe, reserved};
 use crate::preconditioner::{FactorRecord, cadence};
 use crate::tensor::TensorRef;
 use std::time::Instant;
@@ -56,6 +58,10 @@ pub struct Optimizer {
     deferred: Option<Error>,
     /// A device failed in the middle of a step.
     lost: bool,
+    /// The ranks that share the work; none alone.
+    pub(super) ranks: Option<Box<Ranks>>,
+    /// Who of them has which block.
+    division: Option<std::sync::Arc<Division>>,
 }
 
 impl Optimizer {
@@ -69,12 +75,36 @@ impl Optimizer {
             probe(need.0, "the optimizer's state")?;
         }
         let plan = Plan::new(&config, specs)?;
+        Optimizer::with_plan(config, plan, allocator, log)
+    }
+
+    /// An optimizer that shares the work on `specs` with the other ranks of `comm`. What one rank refuses, all do.
+    pub fn with_ranks(
+        config: Config,
+        specs: Vec<ParamSpec>,
+        comm: Comm,
+        allocator: Allocator,
+        log: Log,
+    ) -> Result<Optimizer> {
+        let copies = || crate::memory::tried(specs.iter().map(ParamSpec::copy), "the parameters");
+        let whole = refuse_devices(&config).and_then(|()| Optimizer::plan_for(&config, copies()?));
+        let Shared { mut ranks, part } = Ranks::meet(comm, &config, &specs, whole)?;
+        let made = Optimizer::with_plan(config, part, allocator, log);
+        let (comm, mail) = ranks.post();
+        let mut made = agree::all_well(comm, mail, made, "the creation")?;
+        made.division = Some(ranks.division().clone());
+        made.ranks = Some(Box::new(ranks));
+        Ok(made)
+    }
+
+    fn with_plan(config: Config, plan: Plan, allocator: Allocator, log: Log) -> Result<Optimizer> {
         let engine = Engine::new(config, plan, Some(allocator), log)?;
         let base = engine.device.state().unwrap_or(0);
         let places = engine.plan.arrays.iter().map(|extent| base + extent.offset as u64);
         let arrays = listed(places, "the addresses of the state")?;
         let sites = filled(Site::ABSENT, engine.plan.blocks.len(), "the places of the blocks")?;
-        let mut made = Optimizer { engine, arrays, sites, deferred: None, lost: false };
+        let mut made =
+            Optimizer { engine, arrays, sites, deferred: None, lost: false, ranks: None, division: None };
         let words = made.words(&made.engine.clocks, &made.engine.records)?;
         made.store_words(&words)?;
         Ok(made)
@@ -92,7 +122,8 @@ impl Optimizer {
 
     /// The clock of a parameter: its blocks take part together.
     pub fn clock(&self, param: usize) -> Clock {
-        self.engine.clocks[self.plan().params[param].blocks.start]
+        let blocks = &self.plan().params[param].blocks;
+        if blocks.is_empty() { Clock::START } else { self.engine.clocks[blocks.start] }
     }
 
     /// The record of every factor.
@@ -132,7 +163,12 @@ impl Optimizer {
             return Err(error);
         }
         let begun = Instant::now();
-        let (rules, waits) = self.begin(tensors, options)?;
+        if self.ranks.is_some() {
+            let outcome = self.step_together(tensors, options, false)?;
+            self.engine.totals.seconds_total += begun.elapsed().as_secs_f64();
+            return Ok(outcome);
+        }
+        let (rules, waits) = self.begin(tensors, options, None)?;
         if let Some(block) = self.engine.inspect(&rules)? {
             return self.engine.refuse(block);
         }
@@ -142,10 +178,15 @@ impl Optimizer {
     }
 
     /// Points the device at the state and the tensors. Gives the rules of the step, and whether it checks.
-    fn begin(&mut self, tensors: &Tensors, options: StepOptions) -> Result<(Rules, bool)> {
+    pub(super) fn begin(
+        &mut self,
+        tensors: &Tensors,
+        options: StepOptions,
+        ranks: Option<&Ranks>,
+    ) -> Result<(Rules, bool)> {
         let lr = options.lr.unwrap_or(self.engine.config.lr);
         let rules = Rules::new(&self.engine.config, -lr, options.grad_scale);
-        let waits = self.place_blocks(tensors);
+        let waits = self.place_blocks(tensors, ranks);
         let binding = Binding {
             read: &self.arrays,
             write: &self.arrays,
@@ -164,7 +205,7 @@ impl Optimizer {
     }
 
     /// The part of a step that writes.
-    fn take_step(&mut self, rules: &Rules, waits: bool) -> Result<Outcome> {
+    pub(super) fn take_step(&mut self, rules: &Rules, waits: bool) -> Result<Outcome> {
         let mut goes_on = Ok(true);
         for verb in self.engine.plan.preconditioner.order() {
             match verb {
@@ -185,7 +226,7 @@ impl Optimizer {
     }
 
     /// An error of the device in the middle of a step leaves nothing to rely on, and says so.
-    fn lose(&mut self, error: Error) -> Error {
+    pub(super) fn lose(&mut self, error: Error) -> Error {
         if error.kind == Kind::NotFinite {
             return error;
         }
@@ -196,24 +237,32 @@ impl Optimizer {
     }
 
     /// Writes down where every block is, and which take part. Says whether any of them is due for a check.
-    fn place_blocks(&mut self, tensors: &Tensors) -> bool {
+    fn place_blocks(&mut self, tensors: &Tensors, ranks: Option<&Ranks>) -> bool {
         let engine = &mut self.engine;
         let mut waits = false;
         for (index, param) in engine.plan.params.iter().enumerate() {
-            let Some(grad) = tensors.grads[index] else {
+            // Of a sharded parameter the owner's blocks lie in memory of their own.
+            let sharded = ranks.and_then(|ranks| ranks.sharded_takes_part(index));
+            if !sharded.unwrap_or(tensors.grads[index].is_some()) {
                 for block in param.blocks.clone() {
                     self.sites[block].active = false;
                     engine.takes_part[block] = false;
                 }
                 continue;
-            };
+            }
             let own = tensors.params[index];
             for block in param.blocks.clone() {
                 let offset = engine.plan.blocks[block].offset;
+                let staged = ranks.and_then(|ranks| ranks.staged(index, block)).flatten();
+                let here = tensors.grads[index].map(|grad| {
+                    let at = |tensor: TensorRef| tensor.data as u64 + (offset * tensor.dtype.size()) as u64;
+                    (at(own), at(grad), grad.dtype)
+                });
+                let Some((value, grad, grad_dtype)) = staged.or(here) else { continue };
                 self.sites[block] = Site {
-                    param: own.data as u64 + (offset * own.dtype.size()) as u64,
-                    grad: grad.data as u64 + (offset * grad.dtype.size()) as u64,
-                    grad_dtype: grad.dtype,
+                    param: value,
+                    grad,
+                    grad_dtype,
                     lr_scale: param.spec.lr_scale,
                     decay: engine.config.weight_decay * param.spec.weight_decay_scale,
                     active: true,
@@ -221,7 +270,8 @@ impl Optimizer {
                 };
                 engine.takes_part[block] = true;
             }
-            let next = engine.clocks[param.blocks.start].step + 1;
+            // Of some parameters another rank owns all blocks.
+            let next = engine.clocks.get(param.blocks.start).map_or(0, |clock| clock.step) + 1;
             let mut factors = param.factors.clone();
             let due = |factor: usize| {
                 engine.plan.factors[factor].is_preconditioned()
@@ -255,7 +305,7 @@ impl Optimizer {
         Ok(self.arrays[array] + offset as u64)
     }
 
-    /// Takes over clocks (by parameter), records (by factor) and totals that were checked against this optimizer.
+    /// Takes over clocks (by parameter), records (by factor of the whole plan) and totals that were checked against this optimizer.
     pub fn restore(
         &mut self,
         clocks: Vec<Clock>,
@@ -263,6 +313,11 @@ impl Optimizer {
         steps: u64,
         skipped_steps: u64,
     ) -> Result<()> {
+        let mut own = reserved(self.engine.records.len(), "the records")?;
+        own.extend(
+            (0..records.len()).filter(|factor| self.own_factor(*factor).is_some()).map(|f| records[f]),
+        );
+        let records: Vec<FactorRecord> = own;
         let mut by_block = reserved(self.engine.clocks.len(), "the clocks")?;
         for (param, clock) in self.engine.plan.params.iter().zip(clocks) {
             by_block.extend(param.blocks.clone().map(|_| clock));
@@ -323,17 +378,75 @@ impl Optimizer {
         Plan::new(config, specs)
     }
 
+    /// The plan of all blocks, whoever owns them.
+    pub fn whole(&self) -> &Plan {
+        self.division.as_ref().map_or(&self.engine.plan, |division| &division.whole)
+    }
+
+    /// Who has which block; none alone.
+    pub fn division(&self) -> Option<&Division> {
+        self.division.as_deref()
+    }
+
+    /// The ranks that share the work; none alone.
+    pub fn ranks(&self) -> Option<&Ranks> {
+        self.ranks.as_deref()
+    }
+
+    /// The ranks, taken out so that the rest can be read meanwhile; [`Optimizer::give_ranks_back`] follows.
+    pub fn lend_ranks(&mut self) -> Option<Box<Ranks>> {
+        self.ranks.take()
+    }
+
+    /// See [`Optimizer::lend_ranks`].
+    pub fn give_ranks_back(&mut self, ranks: Box<Ranks>) {
+        self.ranks = Some(ranks);
+    }
+
+    /// The outcome of something that all ranks do, if it is good on every rank.
+    pub fn together<T>(&mut self, outcome: Result<T>, doing: &str) -> Result<T> {
+        let Some(ranks) = &mut self.ranks else { return outcome };
+        let (comm, mail) = ranks.post();
+        agree::all_well(comm, mail, outcome, doing)
+    }
+
+    /// The number of a block of the whole plan here; none if another rank owns it.
+    pub fn place(&self, block: usize) -> Option<usize> {
+        self.division.as_ref().map_or(Some(block), |division| division.place(block))
+    }
+
+    /// The owner of a block of the whole plan.
+    pub fn owner(&self, block: usize) -> usize {
+        self.division.as_ref().map_or(0, |division| division.owners[block] as usize)
+    }
+
+    /// The slot of this rank that is `slot` of the whole plan; none if another rank has it.
+    pub fn own_slot(&self, slot: SlotId) -> Option<SlotId> {
+        let whole = self.whole();
+        let block = whole.slots[slot].block;
+        let here = &self.plan().blocks[self.place(block)?];
+        Some(here.slots.start + slot - whole.blocks[block].slots.start)
+    }
+
+    /// The factor of this rank that is `factor` of the whole plan; none if another rank has it.
+    pub fn own_factor(&self, factor: usize) -> Option<usize> {
+        let whole = self.whole();
+        let block = whole.factors[factor].block;
+        let here = &self.plan().blocks[self.place(block)?];
+        Some(here.factors.start + factor - whole.blocks[block].factors.start)
+    }
+
+    /// The ranks went apart, or the device failed: nothing here is to be relied on.
+    pub(super) fn mark_lost(&mut self) {
+        self.lost = true;
+    }
+
     /// Takes over options that do not shape the state ([`Config::changed`] gives such a configuration).
-    pub fn set_config(&mut self, config: Config) -> Result<()> {
-        let plan = &self.engine.plan;
-        let base =
-            |factor: &FactorPlan| config.base_damping(plan.blocks[factor.block].dims.len(), factor.axis);
-        if plan.factors.iter().any(|factor| factor.damping != base(factor)) {
-            let specs = crate::memory::tried(plan.params.iter().map(|param| param.spec.copy()), "the plan")?;
-            self.engine.plan = Counted::new(Plan::new(&config, specs)?, "the plan")?;
+    pub fn set_config(&mut self, config: Config) {
+        if let Some(ranks) = &mut self.ranks {
+            ranks.set_options(&config);
         }
         self.engine.config = config;
-        Ok(())
     }
 
     /// Finds what [`Optimizer::step`] would refuse, and changes nothing. A device that works on its own does not
@@ -342,10 +455,13 @@ impl Optimizer {
         if let Some(error) = &self.deferred {
             return Err(error.clone());
         }
+        if self.ranks.is_some() {
+            return self.step_together(tensors, options, true);
+        }
         if !self.engine.device.is_synchronous() {
             return Ok(Outcome::Stepped);
         }
-        let (rules, _) = self.begin(tensors, options)?;
+        let (rules, _) = self.begin(tensors, options, None)?;
         match self.engine.inspect(&rules)? {
             None => Ok(Outcome::Stepped),
             Some(_) if self.engine.config.nonfinite == Nonfinite::Skip => Ok(Outcome::Skipped),
@@ -355,7 +471,7 @@ impl Optimizer {
 }
 
 impl Engine {
-    fn not_finite(&self, param: usize) -> Error {
+    pub(super) fn not_finite(&self, param: usize) -> Error {
         let name = &self.plan.params[param].spec.name;
         let message = format!(
             "the gradient of parameter '{name}' is not finite, or its square overflows; expected finite values"
@@ -365,7 +481,11 @@ impl Engine {
 
     /// A joint step whose gradient is known not to be finite: nothing has changed.
     fn refuse(&mut self, block: usize) -> Result<Outcome> {
-        let error = self.not_finite(self.plan.blocks[block].param);
+        self.refuse_param(self.plan.blocks[block].param)
+    }
+
+    pub(super) fn refuse_param(&mut self, param: usize) -> Result<Outcome> {
+        let error = self.not_finite(param);
         if self.config.nonfinite == Nonfinite::Error {
             return Err(error);
         }
@@ -398,6 +518,14 @@ impl Engine {
         self.warn(&format!("{refused} steps skipped: {}", error.message));
         Ok(())
     }
+}
+
+fn refuse_devices(config: &Config) -> Result<()> {
+    if config.device.kind == crate::config::Device::CPU_KIND {
+        return Ok(());
+    }
+    let message = "comm: many ranks share the work on the CPU only in this version; expected device = cpu, or no comm (every rank then does all of the work)";
+    Err(Error::new(Kind::Unsupported, message))
 }
 
 fn check_specs(config: &Config, specs: &[ParamSpec]) -> Result<()> {

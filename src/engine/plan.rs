@@ -35,6 +35,31 @@ pub struct ParamSpec {
     pub root: f64,
     /// No preconditioner: the grafted method alone.
     pub grafting_only: bool,
+    /// The part that this rank holds; none for the whole parameter.
+    pub shard: Option<Shard>,
+}
+
+/// The part of a parameter that a rank holds: `length` places of an axis, from `start` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// The axis that is cut, of the parameter's own shape.
+    pub axis: usize,
+    /// First place.
+    pub start: usize,
+    /// Places; 0 if the rank holds nothing of the parameter.
+    pub length: usize,
+}
+
+impl ParamSpec {
+    /// Size of axis `axis` of the tensors that this rank gives.
+    pub fn held_size(&self, axis: usize) -> usize {
+        self.shard.filter(|shard| shard.axis == axis).map_or(self.shape[axis], |shard| shard.length)
+    }
+
+    /// Elements of the tensors that this rank gives.
+    pub fn held_elements(&self) -> usize {
+        (0..self.shape.len()).map(|axis| self.held_size(axis)).product()
+    }
 }
 
 /// A parameter in the plan.
@@ -59,6 +84,10 @@ pub struct ParamPlan {
 pub struct BlockPlan {
     /// Its parameter.
     pub param: usize,
+    /// Its number within the parameter.
+    pub number: usize,
+    /// It is one run of elements within the parameter. Decides how it is walked through, wherever it lies.
+    pub is_run: bool,
     /// Sizes of its axes.
     pub dims: Vec<usize>,
     /// Elements between neighbours along each axis of the parameter.
@@ -96,7 +125,7 @@ pub struct FactorPlan {
     pub root: f64,
     /// The inverse root's exponent is −exponent.
     pub exponent: f64,
-    /// ε₀.
+    /// ε₀ as it was at creation; its unit never changes.
     pub damping: Damping,
     /// The statistic; its lower triangle counts. None: the axis has no basis and is left as it is.
     pub statistic: Option<SlotId>,
@@ -111,6 +140,11 @@ pub struct FactorPlan {
 }
 
 impl FactorPlan {
+    /// ε₀ with the options as they are now.
+    pub fn base(&self, config: &Config, plan: &Plan) -> Damping {
+        config.base_damping(plan.blocks[self.block].dims.len(), self.axis)
+    }
+
     /// Whether the axis has a basis, or will have one.
     pub fn is_preconditioned(&self) -> bool {
         self.basis.is_some()
@@ -447,6 +481,8 @@ impl Plan {
             self.factors.extend(factors);
             self.blocks.push(BlockPlan {
                 param: index,
+                number,
+                is_run: (1..dims.len()).all(|a| strides[a - 1] == strides[a] * dims[a]),
                 elements: dims.iter().product(),
                 dims,
                 strides: copied(&strides, LISTS)?,
@@ -495,7 +531,7 @@ impl Plan {
 
     /// Numbers the arrays of all stacks and places them in an owned state. Clocks and records come first, so
     /// that a device can bring all of them to the host at once.
-    fn place_arrays(&mut self) -> Result<()> {
+    pub(super) fn place_arrays(&mut self) -> Result<()> {
         let mut number = 0;
         for stack in &mut self.stacks {
             stack.arrays = number..number + stack.layout.len();
@@ -688,7 +724,7 @@ fn merged(shape: &[usize], config: &Config, limit: usize) -> Result<Vec<usize>> 
     Ok(kept)
 }
 
-fn row_major_strides(shape: &[usize]) -> Result<Vec<usize>> {
+pub(super) fn row_major_strides(shape: &[usize]) -> Result<Vec<usize>> {
     let mut strides = filled(1, shape.len(), LISTS)?;
     for axis in (1..shape.len()).rev() {
         strides[axis - 1] = strides[axis] * shape[axis];
@@ -719,6 +755,7 @@ mod tests {
             weight_decay_scale: 1.0,
             root: 0.0,
             grafting_only: false,
+            shard: None,
         }
     }
 

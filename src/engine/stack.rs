@@ -81,6 +81,7 @@ impl Stack {
                 weight_decay_scale: self.weight_decay_scale,
                 root: self.root,
                 grafting_only: self.grafting_only,
+                shard: None,
             })
         };
         Plan::new(config, tried((0..count).map(spec), "the blocks")?)

@@ -10,6 +10,7 @@
 #   jax-middle   target/jax-env-middle   one between
 #   docs         target/docs-env         what builds the documentation site
 #   release      target/release-env      zig, which links for older systems, and Conan
+#   mpi          target/mpi-env          MPICH
 #   cuda         target/cuda-env         NVIDIA's compilers, libraries and headers, without their dependencies
 #
 # Made once, then reused: a stamp in it holds the hash of its requirements and of the interpreter's version, and the
@@ -28,7 +29,8 @@ case $name in
   docs) directory=docs-env requirements=(../site/requirements.txt) size='0.2 GB' ;;
   # Exactly these packages: what they depend on is listed where it is needed.
   cuda) directory=cuda-env requirements=(cuda/requirements.txt) size='1.3 GB' options=(--no-deps) ;;
-  *) echo "$name: expected small, full, jax-oldest, jax-middle, docs, release or cuda" >&2 && exit 2 ;;
+  mpi) directory=mpi-env requirements=(mpi/requirements.txt) size='0.1 GB' ;;
+  *) echo "$name: expected small, full, jax-oldest, jax-middle, mpi, docs, release or cuda" >&2 && exit 2 ;;
 esac
 directory=$root/target/$directory
 requirements=("${requirements[@]/#/$root/tests/}")

@@ -276,3 +276,22 @@ def test_a_file_that_is_no_trace_is_refused_by_name(command, tmp_path):
         optimizer.save(tmp_path / "state.safetensors")
     done = command("-m", "foam", "replay", tmp_path / "state.safetensors")
     assert done.returncode == 2 and "not a golden trace: no metadata 'meta'" in done.stderr
+
+
+# ---- scaling
+
+
+def test_scaling_says_what_many_ranks_would_do(command):
+    shapes = ("q=1024x1024", "up=1024x4096", "norm=1024")
+    done = command("-m", "foam", "scaling", *shapes, "--ranks", "1", "4", "--set", "max_factor_dim=256")
+    assert done.returncode == 0, done.stderr
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines()]
+    alone, four = rows[2], rows[3]
+    assert (alone[0], alone[3], four[0], four[3]) == ("1", "0", "4", "2")
+    assert float(four[1].split()[0]) < 0.3 * float(alone[1].split()[0])
+    # 81 blocks on four ranks: nearly equal work.
+    assert 1 <= float(four[2]) < 1.1
+    sharded = command("-m", "foam", "scaling", *shapes, "--ranks", "4", "--sharded", "--set", "max_factor_dim=256")
+    assert sharded.stdout.splitlines()[2].split("|")[4].strip() == "4"
+    wrong = command("-m", "foam", "scaling", "q=12x", "--ranks", "0")
+    assert wrong.returncode == 2 and "ranks = 0" in wrong.stderr

@@ -282,19 +282,18 @@ def test_the_step_says_that_it_is_not_compiled():
 # ---- distributed tools
 
 
-def test_a_sharded_parameter_is_refused_at_construction_with_what_to_use_instead(tmp_path):
+def test_placements_that_are_not_served_are_refused_at_construction(tmp_path):
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard, distribute_tensor
 
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        model = network()
-        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-        with pytest.raises(
-            foam.UnsupportedError,
-            match=r"parameter '0\.weight': a DTensor.*expected whole tensors.*DistributedDataParallel",
-        ):
-            FOAM(model.named_parameters(), **OPTIONS)
+        mesh = init_device_mesh("cpu", (1, 1))
+        param = nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh, [Shard(0), Shard(1)]))
+        with pytest.raises(foam.UnsupportedError, match=r"has the placements.*at most one Shard"):
+            FOAM([param], **OPTIONS)
+        with pytest.raises(foam.UnsupportedError, match="a DTensor"):
+            foam.Optimizer([param])
     finally:
         dist.destroy_process_group()
 

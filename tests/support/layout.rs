@@ -22,6 +22,8 @@ pub fn list() -> String {
         block_info(),
         stack_port(),
         record_field(),
+        comm(),
+        state_part(),
         api(),
     ] {
         text.push('\n');
@@ -127,7 +129,20 @@ layout!(
 );
 layout!(
     param,
-    foam_param { struct_size, flags, name, shape, ndim, dtype, lr_scale, weight_decay_scale, root }
+    foam_param {
+        struct_size,
+        flags,
+        name,
+        shape,
+        ndim,
+        dtype,
+        lr_scale,
+        weight_decay_scale,
+        root,
+        shard_axis,
+        shard_start,
+        shard_length,
+    }
 );
 layout!(
     step_args,
@@ -169,6 +184,9 @@ layout!(
         bound_average,
         bound_spectral,
         bound_sandwich,
+        collectives,
+        bytes_sent,
+        bytes_received,
     }
 );
 layout!(
@@ -255,8 +273,12 @@ layout!(
         state_bytes,
         shape,
         strides,
+        owner,
+        cost,
     }
 );
+layout!(comm, foam_comm { struct_size, rank, size, flags, user, all_to_allv, all_gatherv });
+layout!(state_part, foam_state_part { offset, bytes, data });
 layout!(
     stack_port,
     foam_stack_port { struct_size, flags, state, ndim, dtype_count, reserved, dtypes, shape, name }

@@ -19,6 +19,7 @@ pub enum Need {
     Release,
     Abigail,
     Recipes,
+    Mpi,
 }
 
 impl Need {
@@ -35,6 +36,7 @@ impl Need {
             Need::Abigail => "libabigail",
             Need::Recipes => "Conan and CMake",
             Need::Site => "MkDocs, 0.2 GB",
+            Need::Mpi => "MPICH, 0.1 GB",
         }
     }
 }

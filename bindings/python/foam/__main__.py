@@ -1,4 +1,4 @@
-"""``python -m foam``: doctor, plot, report and replay."""
+"""``python -m foam``: doctor, plot, report, replay and scaling."""
 
 from __future__ import annotations
 
@@ -52,7 +52,22 @@ def _run(arguments: Optional[List[str]]) -> int:
     replay = commands.add_parser("replay", help="compare golden traces with this build")
     replay.add_argument("traces", nargs="+", metavar="case.safetensors")
 
+    scaling = commands.add_parser("scaling", help="what many ranks would have to do: balance, bytes, a modelled step")
+    scaling.add_argument("shapes", nargs="+", metavar="SHAPE", help="NAME=768x3072, or a safetensors file")
+    scaling.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 4, 8], help="numbers of ranks")
+    scaling.add_argument("--sharded", action="store_true", help="parameters are sharded (FSDP2), not replicated (DDP)")
+    scaling.add_argument("--flops", type=float, default=1e14, help="operations per second of a rank; default 1e14")
+    scaling.add_argument("--link", type=float, default=5e10, help="bytes per second that a rank sends; default 5e10")
+    scaling.add_argument("--latency", type=float, default=2e-5, help="seconds of a collective; default 2e-5")
+    scaling.add_argument("--preset", help="the options to start from")
+    scaling.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="options")
+
     chosen = parser.parse_args(arguments)
+    if chosen.command == "scaling":
+        from .scaling import main as model
+
+        speeds = (chosen.flops, chosen.link, chosen.latency)
+        return model(chosen.shapes, chosen.ranks, chosen.sharded, speeds, chosen.preset, chosen.set)
     if chosen.command == "doctor":
         from .doctor import main as examine
         from .doctor import plan_main as plan

@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 
 from . import _library, _structs
 from ._log import LOG, hearing
-from .errors import BusyError, InvalidArgumentError, PanicError, PoisonedError
+from .errors import BusyError, CollectiveError, InvalidArgumentError, PanicError, PoisonedError
 from .tensors import DTYPES, View
 
 __all__ = ["Handle", "ParamSpec", "alone", "defaults", "describe", "evd_rate", "option_text"]
@@ -30,6 +30,8 @@ class ParamSpec(NamedTuple):
     weight_decay_scale: float = 1.0
     root: float = 0.0
     grafting_only: bool = False
+    #: Axis, first place and number of places that this rank holds; None for all of it.
+    shard: Optional[Tuple[int, int, int]] = None
 
 
 def option_text(value: Any) -> str:
@@ -121,6 +123,8 @@ def describe(specs: Sequence[ParamSpec]) -> Tuple[Any, List[Any]]:
         raw.dtype.lanes = 1
         raw.lr_scale, raw.weight_decay_scale, raw.root = spec.lr_scale, spec.weight_decay_scale, spec.root
         raw.flags = _structs.PARAM_GRAFTING_ONLY if spec.grafting_only else 0
+        if spec.shard is not None:
+            raw.shard_axis, raw.shard_start, raw.shard_length = spec.shard
     return described, keep
 
 
@@ -132,7 +136,15 @@ def evd_rate(counts: Mapping[str, Any]) -> float:
 class Handle:
     """A ``foam_optimizer`` and what belongs to it. Calls that overlap raise :class:`BusyError`."""
 
-    def __init__(self, specs: Sequence[ParamSpec], preset: Optional[str], options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        specs: Sequence[ParamSpec],
+        preset: Optional[str],
+        options: Mapping[str, Any],
+        comm: Optional[Any] = None,
+    ) -> None:
+        #: The ranks that share the work, a ``_comm.Communicator``; None alone.
+        self.comm = comm
         self._pointer: Optional[int] = None
         #: Whether an internal error left the optimizer unusable.
         self.poisoned = False
@@ -146,8 +158,12 @@ class Handle:
         self.names = [spec.name for spec in specs]
         described, _keep = describe(specs)
         pointer = ctypes.c_void_p()
-        with hearing():
-            self._library.call("foam_create", ctypes.byref(config), described, len(specs), ctypes.byref(pointer))
+        described_by = (described, len(specs), ctypes.byref(pointer))
+        with hearing(), self._collectives():
+            if comm is None:
+                self._library.call("foam_create", ctypes.byref(config), *described_by)
+            else:
+                self._library.call("foam_create_ranks", ctypes.byref(config), ctypes.byref(comm.struct), *described_by)
             self._pointer = pointer.value
         self._params = (_structs.Tensor * max(len(specs), 1))()
         self._grads = (_structs.Tensor * max(len(specs), 1))()
@@ -174,6 +190,18 @@ class Handle:
         """Whether :meth:`close` was called."""
         return self._pointer is None
 
+    @contextlib.contextmanager
+    def _collectives(self) -> Iterator[None]:
+        """What a collective raised is the cause of the error that follows from it."""
+        if self.comm is not None:
+            self.comm.failure = None
+        try:
+            yield
+        except CollectiveError as error:
+            if self.comm is not None and self.comm.failure is not None:
+                raise error from self.comm.failure
+            raise
+
     def _call(self, name: str, *arguments: Any) -> None:
         with alone(self._lock):
             self._enter(name, *arguments)
@@ -183,8 +211,12 @@ class Handle:
         if self._pointer is None:
             raise InvalidArgumentError("the optimizer is closed")
         try:
-            with hearing():
+            with hearing(), self._collectives():
                 self._library.call(name, self._pointer, *arguments)
+        except CollectiveError:
+            # Only a step that did not come to its end leaves the ranks apart.
+            self.poisoned = self.poisoned or name == "foam_step"
+            raise
         except (PanicError, PoisonedError):
             self.poisoned = True
             raise
@@ -198,13 +230,15 @@ class Handle:
         lr: Optional[float],
         grad_scale: float,
         stream: Optional[int] = None,
+        *,
+        validate: bool = False,
     ) -> bool:
-        """One step; True if it was skipped because a gradient is not finite."""
+        """One step; True if it was skipped because a gradient is not finite. With ``validate`` it is only checked."""
         if lr is not None and math.isnan(lr):
             # The library takes NaN for "not given"; from a schedule it is a mistake.
             raise InvalidArgumentError("lr is NaN: expected a number >= 0, or None for the option's")
         with alone(self._lock):
-            return self._step(params, grads, lr, grad_scale, stream)
+            return self._step(params, grads, lr, grad_scale, stream, _structs.STEP_VALIDATE if validate else 0)
 
     def _step(
         self,
@@ -213,6 +247,7 @@ class Handle:
         lr: Optional[float],
         grad_scale: float,
         stream: Optional[int],
+        flags: int,
     ) -> bool:
         for tensor, view in zip(self._params, params):
             view.fill(tensor)
@@ -226,6 +261,7 @@ class Handle:
         args = _structs.StepArgs()
         self._library.call("foam_step_args_init", ctypes.byref(args), ctypes.sizeof(args))
         skipped = ctypes.c_int32(0)
+        args.flags = flags
         args.count = len(params)
         args.params = self._params
         args.grads = self._grads
@@ -305,3 +341,22 @@ class Handle:
     def load_from(self, address: Any, size: int) -> None:
         """Reads the state from ``size`` bytes at ``address``, a number or bytes."""
         self._call("foam_load_memory", address, size)
+
+    def param_state_bytes(self, param: int) -> int:
+        """Bytes of a parameter's state, see :meth:`read_states`."""
+        size = ctypes.c_uint64(0)
+        self._call("foam_param_state_bytes", param, ctypes.byref(size))
+        return size.value
+
+    def read_states(self, parts: Sequence[Tuple[int, int, int]]) -> None:
+        """Copies a part of each parameter's state: first byte, bytes, address. All ranks call it together."""
+        self._call("foam_read_states", _state_parts(parts), len(parts))
+
+    def write_states(self, parts: Sequence[Tuple[int, int, int]], steps: int, skipped_steps: int) -> None:
+        """Takes over what :meth:`read_states` gave. All ranks call it together."""
+        self._call("foam_write_states", _state_parts(parts), len(parts), steps, skipped_steps)
+
+
+def _state_parts(parts: Sequence[Tuple[int, int, int]]) -> Any:
+    """The parts as an array of ``foam_state_part``."""
+    return (_structs.StatePart * max(len(parts), 1))(*parts)

@@ -16,7 +16,7 @@ import ctypes
 import os
 import sys
 import threading
-from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint32, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
@@ -197,6 +197,18 @@ def _prototypes() -> Dict[str, Tuple[Any, List[Any]]]:
         "foam_config_check_due": (status, [config, c_int64, POINTER(c_int32), error]),
         "foam_param_init": (status, [POINTER(_structs.Param), c_uint32, error]),
         "foam_create": (status, [config, POINTER(_structs.Param), c_size_t, POINTER(c_void_p), error]),
+        "foam_create_ranks": (
+            status,
+            [config, POINTER(_structs.Comm), POINTER(_structs.Param), c_size_t, POINTER(c_void_p), error],
+        ),
+        "foam_plan_owners": (
+            status,
+            [config, POINTER(_structs.Param), c_size_t, c_int32, POINTER(_structs.BlockInfo), c_size_t]
+            + [c_size_t, size_out, error],
+        ),
+        "foam_param_state_bytes": (status, [handle, c_int64, POINTER(c_uint64), error]),
+        "foam_read_states": (status, [handle, POINTER(_structs.StatePart), c_size_t, error]),
+        "foam_write_states": (status, [handle, POINTER(_structs.StatePart), c_size_t, c_uint64, c_uint64, error]),
         "foam_synchronize": (status, [handle, error]),
         "foam_destroy": (None, [handle]),
         "foam_step_args_init": (status, [args, c_uint32, error]),

@@ -229,6 +229,9 @@ class Param(ctypes.Structure):
         ("lr_scale", c_double),
         ("weight_decay_scale", c_double),
         ("root", c_double),
+        ("shard_axis", c_int64),
+        ("shard_start", c_int64),
+        ("shard_length", c_int64),
     ]
 
 
@@ -286,6 +289,7 @@ class StatsInfo(ctypes.Structure):
             (name, c_uint64)
             for name in ("bound_exceeded", "bound_average", "bound_spectral", "bound_sandwich")
         ]
+        + [(name, c_uint64) for name in ("collectives", "bytes_sent", "bytes_received")]
     )
 
 
@@ -400,6 +404,7 @@ class BlockInfo(ctypes.Structure):
         + [(name, c_int64) for name in ("param_index", "block", "stack", "offset", "elements", "factors")]
         + [(name, c_uint64) for name in ("step_cost", "check_cost", "refresh_cost", "state_bytes")]
         + [("shape", c_int64 * BLOCK_MAX_NDIM), ("strides", c_int64 * BLOCK_MAX_NDIM)]
+        + [("owner", c_int64), ("cost", c_uint64)]
     )
 
 
@@ -429,6 +434,35 @@ class RecordField(ctypes.Structure):
         ("words", c_int32),
         ("name", ctypes.c_char * STACK_NAME_SIZE),
     ]
+
+
+#: ``foam_all_to_allv_fn`` and ``foam_all_gatherv_fn``.
+ALL_TO_ALL_FUNCTION = ctypes.CFUNCTYPE(
+    c_int32, c_void_p, c_void_p, ctypes.POINTER(c_uint64), c_void_p, ctypes.POINTER(c_uint64), c_void_p
+)
+ALL_GATHER_FUNCTION = ctypes.CFUNCTYPE(
+    c_int32, c_void_p, c_void_p, c_uint64, c_void_p, ctypes.POINTER(c_uint64), c_void_p
+)
+
+
+class Comm(ctypes.Structure):
+    """``foam_comm``."""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("rank", c_int32),
+        ("size", c_int32),
+        ("flags", c_uint32),
+        ("user", c_void_p),
+        ("all_to_allv", ALL_TO_ALL_FUNCTION),
+        ("all_gatherv", ALL_GATHER_FUNCTION),
+    ]
+
+
+class StatePart(ctypes.Structure):
+    """``foam_state_part``."""
+
+    _fields_ = [("offset", c_uint64), ("bytes", c_uint64), ("data", c_void_p)]
 
 
 #: The functions of ``foam_api`` in order, without ``foam_``. Later versions only append.
@@ -477,6 +511,11 @@ API_FUNCTIONS = (
     "xla_check_cuda",
     "xla_apply_cuda",
     "cuda_probe",
+    "create_ranks",
+    "plan_owners",
+    "param_state_bytes",
+    "read_states",
+    "write_states",
 )
 
 
@@ -503,5 +542,7 @@ STRUCTS = {
     "foam_block_info": BlockInfo,
     "foam_stack_port": StackPort,
     "foam_record_field": RecordField,
+    "foam_comm": Comm,
+    "foam_state_part": StatePart,
     "foam_api": Api,
 }

@@ -9,6 +9,7 @@ import torch
 
 from ._handle import Handle, ParamSpec, defaults, option_text
 from .errors import InvalidArgumentError, ShapeMismatchError, UnsupportedError
+from ._torch_ranks import Part, is_dtensor, local, part_of
 from .tensors import Owner, View, view
 
 __all__ = ["Native", "create", "gradient", "idle_switch", "plain_names", "refuse_unknown", "signature", "targets"]
@@ -47,6 +48,8 @@ class Signature(NamedTuple):
     grafting_only: bool
     options: Tuple[Tuple[str, str], ...]
     tensors: Tuple[Tuple[Any, ...], ...]
+    #: What this rank holds of each parameter.
+    parts: Tuple[Part, ...]
 
 
 class Native(NamedTuple):
@@ -153,6 +156,7 @@ def targets(index: int, group: Group) -> List[View]:
     """The group's parameters where they lie; the dimensions of one in channels_last are in the order of its memory."""
     seen = []
     for place, (name, param) in enumerate(zip(_names(index, group), group["params"])):
+        param = local(param)
         order = _memory_order(param)
         seen.append(view(param if order is None else param.detach().permute(order), Owner(name, place)))
     return seen
@@ -165,6 +169,14 @@ def gradient(param: torch.Tensor, target: View, owner: Owner) -> Optional[View]:
         return None
     if grad.shape != param.shape:
         owner.refuse(ShapeMismatchError, f"shape {tuple(grad.shape)}: expected {tuple(param.shape)}, the parameter's")
+    if is_dtensor(param):
+        if not is_dtensor(grad) or grad.placements != param.placements:
+            found = grad.placements if is_dtensor(grad) else "of one rank"
+            owner.refuse(ShapeMismatchError, f"placements {found}: expected {param.placements}, the parameter's")
+        param, grad = local(param), local(grad)
+        if not grad.numel():
+            # A rank that holds nothing has no say in whether there is a gradient.
+            return None
     if grad.layout == torch.strided:
         order = _memory_order(param)
         grad = grad if order is None else grad.permute(order)
@@ -182,11 +194,12 @@ def signature(group: Group, seen: Sequence[View]) -> Signature:
     """What the group's native optimizer depends on now."""
     tensors = tuple((target.shape, target.dtype, target.device) for target in seen)
     grafting_only = bool(group.get("grafting_only"))
-    return Signature(group.get("preset"), grafting_only, tuple(sorted(options_of(group).items())), tensors)
+    parts = tuple(part_of(param, f"param_{place}") for place, param in enumerate(group["params"]))
+    return Signature(group.get("preset"), grafting_only, tuple(sorted(options_of(group).items())), tensors, parts)
 
 
-def create(index: int, group: Group, seen: Sequence[View]) -> Native:
-    """A native optimizer for a group, with all state zero."""
+def create(index: int, group: Group, seen: Sequence[View], comm: Optional[Any] = None) -> Native:
+    """A native optimizer for a group, with all state zero; ``comm`` are the ranks that share its work."""
     names, wanted = _names(index, group), signature(group, seen)
     options = dict(wanted.options)
     for place, (name, target) in enumerate(zip(names, seen)):
@@ -198,11 +211,12 @@ def create(index: int, group: Group, seen: Sequence[View]) -> Native:
             )
     if seen:
         options.setdefault("device", seen[0].device_text)
-    specs = [
-        ParamSpec(name, target.shape, target.dtype, grafting_only=wanted.grafting_only)
-        for name, target in zip(names, seen)
-    ]
-    handle = Handle(specs, wanted.preset, options)
+    specs = []
+    for name, target, part in zip(names, seen, wanted.parts):
+        # A replicated parameter in channels_last is seen in the order of its memory.
+        shape = target.shape if part.shard is None else part.shape
+        specs.append(ParamSpec(name, shape, target.dtype, grafting_only=wanted.grafting_only, shard=part.shard))
+    handle = Handle(specs, wanted.preset, options, comm)
     return Native(handle, wanted, handle.state_size())
 
 

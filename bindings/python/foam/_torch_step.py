@@ -14,6 +14,7 @@ import torch
 
 from ._handle import Handle
 from ._log import hearing
+from ._torch_ranks import local
 from ._torch_state import get_state, put_state
 from .errors import InvalidArgumentError
 from .tensors import View, written
@@ -36,6 +37,8 @@ class Work(NamedTuple):
 
 def step_together(works: Sequence[Work], grad_scale: float) -> None:
     """Steps all groups, or none of them if a gradient is refused or skipped."""
+    if any(work.handle.comm is not None for work in works):
+        return _step_ranks(works, grad_scale)
     works = [work for work in works if any(grad is not None for grad in work.grads)]
     doubtful: List[Work] = []
     if len(works) > 1:
@@ -61,6 +64,24 @@ def step_together(works: Sequence[Work], grad_scale: float) -> None:
             for param, grad in zip(work.params, work.grads):
                 if grad is not None:
                     written(param)
+
+
+def _step_ranks(works: Sequence[Work], grad_scale: float) -> None:
+    """The same for groups that ranks share. Which calls are made must not depend on what one rank sees: every group is
+    stepped on every rank, in order, and all but the first are validated before.
+    """
+    _refuse_overlaps(works)
+    with hearing():
+        for work in works[1:]:
+            if work.handle.step(work.targets, work.grads, work.lr, grad_scale, validate=True):
+                return
+        for work in works:
+            if work.handle.step(work.targets, work.grads, work.lr, grad_scale):
+                return
+        for work in works:
+            # Other ranks may have had a gradient where this one holds nothing.
+            for param in work.params:
+                written(local(param))
 
 
 def _run(undo: Sequence[Callable[[], None]]) -> None:

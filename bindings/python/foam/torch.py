@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from typing import Any, Callable, Dict, List, Optional, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 import torch
 
@@ -27,6 +27,7 @@ from ._torch_groups import (
     targets,
 )
 from ._torch_model import param_groups
+from ._torch_ranks import PARAM_STATE, SKIPPED, common_mesh, is_dtensor, mesh_group, read_states, write_states
 from ._torch_state import STATE, get_state, padded_state, put_state
 from ._torch_step import Work, step_together
 from .errors import BadCheckpointError, InvalidArgumentError, PoisonedError
@@ -49,7 +50,9 @@ class FOAM(torch.optim.Optimizer):
             DistributedDataParallel put in front are left out.
         lr: learning rate; default 2e-3. With the default Adam grafting, AdamW's learning rate carries over. A
             schedule may change it: it is read at every step.
-        preset: ``"default"``, ``"reference"`` or ``"paper"``, see :class:`foam.Optimizer`.
+        preset: ``"default"``, ``"reference"``, ``"paper"`` or ``"soap"``, see :class:`foam.Optimizer`.
+        process_group: ranks that share the work and the state, for parameters that all of them have
+            (DistributedDataParallel). Without it every rank does all of the work. Needs a backend for CPU tensors.
         **options: the library's options, for example ``weight_decay=4.2e-4, check_period=20, tau=0.75``
             (:func:`foam.defaults` lists them with their defaults). A group may have its own, and
             ``grafting_only=True`` for parameters without a preconditioner. ``betas=(beta1, beta2)`` stands for
@@ -64,6 +67,10 @@ class FOAM(torch.optim.Optimizer):
     take no part. Sparse and complex tensors are refused by name. Works with closures, ``torch.amp.GradScaler`` and
     DistributedDataParallel: the same gradients give the same bits on every rank.
 
+    Parameters that are DTensors (``fully_shard``, FSDP2 and HSDP) are recognised: the ranks of their mesh share the
+    work block by block, each holds the state of its own blocks, and the bits are those of one process. All ranks then
+    make every call (``step``, ``state_dict``, ``load_state_dict``) together. See ``docs/ranks.md``.
+
     >>> import torch, foam.torch
     >>> model = torch.nn.Linear(8, 4)
     >>> optimizer = foam.torch.FOAM(model, lr=2e-3)
@@ -77,8 +84,12 @@ class FOAM(torch.optim.Optimizer):
         lr: Union[float, torch.Tensor] = 2e-3,
         *,
         preset: Optional[str] = None,
+        process_group: Optional[Any] = None,
         **options: Any,
     ) -> None:
+        #: The communicators by process group; parameters on a mesh bring their own.
+        self._process_group = process_group
+        self._comms: Dict[Any, Any] = {}
         self._natives: List[Native] = []
         self._lock = threading.Lock()
         #: For each group, at how many steps in a row its options changed.
@@ -119,11 +130,29 @@ class FOAM(torch.optim.Optimizer):
             refuse_unknown(param_group)
             merge_betas(param_group)
             with alone(self._lock):
-                self._natives.append(create(index, param_group, targets(index, param_group)))
+                self._natives.append(self._create(index, param_group, targets(index, param_group)))
         except Exception:
             self.param_groups.pop()
             raise
         self._mark_state(param_group)
+
+    def _create(self, index: int, group: Dict[str, Any], seen: List[View]) -> Native:
+        """A native optimizer for a group, whose work is shared by the ranks of its mesh, or of the process group."""
+        return create(index, group, seen, self._comm(group))
+
+    def _comm(self, group: Dict[str, Any]) -> Optional[Any]:
+        names = group.get("param_names") or [f"param_{place}" for place in range(len(group["params"]))]
+        mesh = common_mesh(group["params"], names)
+        if mesh is None and self._process_group is None:
+            return None
+        if mesh is not None and self._process_group is not None:
+            raise InvalidArgumentError("process_group is given, but the parameters have a mesh: expected one of them")
+        key = ("group",) if mesh is None else mesh
+        if key not in self._comms:
+            from ._comm import Communicator
+
+            self._comms[key] = Communicator(self._process_group if mesh is None else mesh_group(mesh))
+        return self._comms[key]
 
     def _mark_state(self, group: Dict[str, Any]) -> None:
         """Gives every parameter of a group an entry in ``state``. The state itself is native; but torch's tools for
@@ -136,7 +165,7 @@ class FOAM(torch.optim.Optimizer):
         """The group's native optimizer, made anew with its state if options or tensors are others than before."""
         group, native = self.param_groups[index], self._natives[index]
         if native.signature != signature(group, seen):
-            fresh = create(index, group, seen)
+            fresh = self._create(index, group, seen)
             counts = native.handle.stats()
             if counts["steps"] or counts["skipped_steps"]:
                 try:
@@ -208,7 +237,10 @@ class FOAM(torch.optim.Optimizer):
     # ---- state
 
     def state_dict(self) -> Dict[str, Any]:
-        """The state as torch has it; each group holds its native state as a uint8 tensor under ``"foam_state"``."""
+        """The state as torch has it; each group holds its native state as a uint8 tensor under ``"foam_state"``. The
+        state of DTensors is under ``"foam"`` of each parameter, a DTensor of uint8. Ranks that share the work call it
+        together.
+        """
         with alone(self._lock):
             for group, native in zip(self.param_groups, self._natives):
                 steps = float(native.handle.stats()["steps"])
@@ -216,8 +248,13 @@ class FOAM(torch.optim.Optimizer):
                     self.state[param]["step"] = torch.tensor(steps)
         state = super().state_dict()
         with alone(self._lock):
-            for group, native in zip(state["param_groups"], self._natives):
-                group[STATE] = padded_state(native.handle, native.empty_size)
+            for group, own, native in zip(state["param_groups"], self.param_groups, self._natives):
+                if not any(is_dtensor(param) for param in own["params"]):
+                    group[STATE] = padded_state(native.handle, native.empty_size)
+                    continue
+                # The state of sharded parameters is sharded: torch's tools know such state parameter by parameter.
+                for key, entry in zip(group["params"], read_states(native.handle, own["params"])):
+                    state["state"][key] = entry
         return state
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
@@ -229,6 +266,7 @@ class FOAM(torch.optim.Optimizer):
             before = (self.state, self.param_groups)
             names = [group.get("param_names") for group in self.param_groups]
             fresh: List[Native] = []
+            state_dict, entries = _without_states(state_dict)
             try:
                 super().load_state_dict(state_dict)
                 for index, group in enumerate(self.param_groups):
@@ -237,7 +275,7 @@ class FOAM(torch.optim.Optimizer):
                         group["param_names"] = names[index]
                     group.setdefault("betas", self.defaults["betas"])
                     merge_betas(group)
-                    fresh.append(_restored(index, group))
+                    fresh.append(self._restored(index, group, entries[index]))
             except Exception:
                 self.state, self.param_groups = before
                 for native in fresh:
@@ -260,10 +298,26 @@ class FOAM(torch.optim.Optimizer):
         if states is None:
             return
         self._lock = threading.Lock()
+        # A copy of an optimizer that shares its work over a process group works alone; a mesh is found anew.
+        self._process_group, self._comms = None, {}
         self._changes = {}
         self._natives = []
         for index, (group, native_state) in enumerate(zip(self.param_groups, states)):
-            self._natives.append(_restored(index, {**group, STATE: native_state}))
+            self._natives.append(self._restored(index, {**group, STATE: native_state}, None))
+
+    def _restored(self, index: int, group: Dict[str, Any], entries: Optional[List[Dict[str, Any]]]) -> Native:
+        """A native optimizer with the state that the group brings along, which is taken out of it."""
+        if STATE not in group and entries is None:
+            raise InvalidArgumentError(
+                f"param_groups[{index}] of the state dict has no '{STATE}': expected one made by FOAM"
+            )
+        state = group.pop(STATE, None)
+        native = self._create(index, group, targets(index, group))
+        if entries is not None:
+            write_states(native.handle, group["params"], entries)
+        else:
+            put_state(native.handle, state)
+        return native
 
     # ---- statistics
 
@@ -302,13 +356,17 @@ class FOAM(torch.optim.Optimizer):
                 append_snapshot(path, native.handle, index)
 
 
-def _restored(index: int, group: Dict[str, Any]) -> Native:
-    """A native optimizer with the state that the group brings along, which is taken out of it."""
-    if STATE not in group:
-        raise InvalidArgumentError(
-            f"param_groups[{index}] of the state dict has no '{STATE}': expected one made by FOAM"
-        )
-    state = group.pop(STATE)
-    native = create(index, group, targets(index, group))
-    put_state(native.handle, state)
-    return native
+def _without_states(state_dict: Dict[str, Any]) -> Tuple[Dict[str, Any], List[Optional[List[Dict[str, Any]]]]]:
+    """The state dict without the native states of its parameters, which torch would cast to the parameters' type, and
+    these states by group; None for a group that has none.
+    """
+    state = dict(state_dict.get("state", {}))
+    by_group: List[Optional[List[Dict[str, Any]]]] = []
+    for group in state_dict.get("param_groups", []):
+        entries = [state.get(key, {}) for key in group.get("params", [])]
+        has = bool(entries) and all(PARAM_STATE in entry for entry in entries)
+        by_group.append(entries if has else None)
+        for key in group.get("params", []):
+            if key in state:
+                state[key] = {name: value for name, value in state[key].items() if name not in (PARAM_STATE, SKIPPED)}
+    return {**state_dict, "state": state}, by_group

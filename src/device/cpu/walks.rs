@@ -62,8 +62,7 @@ impl Geometry {
         // collide in the cache and halves the speed of a product.
         let stride =
             if order == 2 && cols >= 128 && rows > 1 { cols.next_multiple_of(16) + 16 } else { cols };
-        let contiguous = (1..order).all(|a| block.strides[a - 1] == block.strides[a] * block.dims[a]);
-        let packed = contiguous && stride == cols;
+        let packed = block.is_run && stride == cols;
         let (rows, cols) = if packed { (block.elements.div_ceil(SPAN), SPAN) } else { (rows, cols) };
         Ok(Geometry {
             rows,
@@ -287,6 +286,7 @@ mod tests {
             weight_decay_scale: 1.0,
             root: 0.0,
             grafting_only: false,
+            shard: None,
         };
         Plan::new(&config, vec![spec]).unwrap()
     }

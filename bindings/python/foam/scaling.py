@@ -1,0 +1,161 @@
+"""What many ranks would have to do for a model: balance, bytes, collectives, and a modelled step. ``python -m foam
+scaling`` prints it; nothing is allocated.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
+
+from . import _library, _structs
+from ._handle import ParamSpec, _config, describe
+from .errors import FoamError, InvalidArgumentError
+from .tensors import DTYPES
+
+__all__ = ["Scaling", "scaling"]
+
+#: Bytes of a rank's note in each collective agreement, without two bytes per parameter, and of a message's seal.
+_NOTE, _SEAL = 280, 8
+
+
+class Scaling(NamedTuple):
+    """What a step is like on so many ranks."""
+
+    ranks: int
+    #: Largest and mean bytes of state of a rank.
+    state_bytes: int
+    state_mean: float
+    #: Largest and mean multiplications per step of a rank.
+    cost: int
+    cost_mean: float
+    #: Collectives per step, and the most bytes that a rank sends in one.
+    collectives: int
+    sent: int
+    #: Seconds of the rank with the most work, and of the exchange.
+    compute_seconds: float
+    exchange_seconds: float
+
+    @property
+    def balance(self) -> float:
+        """Largest over mean work; 1 is perfect."""
+        return self.cost / self.cost_mean if self.cost_mean else 1.0
+
+
+def owners(specs: Sequence[ParamSpec], ranks: int, preset: Optional[str], options: Mapping[str, Any]) -> Sequence[Any]:
+    """The blocks (``foam_block_info``) of these parameters with their owners among so many ranks."""
+    library = _library.load()
+    config = _config(preset, options)
+    described, _keep = describe(specs)
+    count, size = ctypes.c_size_t(0), ctypes.sizeof(_structs.BlockInfo)
+    call = (ctypes.byref(config), described, len(specs), ranks)
+    library.call("foam_plan_owners", *call, None, size, 0, ctypes.byref(count))
+    items = (_structs.BlockInfo * count.value)()
+    library.call("foam_plan_owners", *call, items, size, count.value, ctypes.byref(count))
+    return items
+
+
+def scaling(
+    specs: Sequence[ParamSpec],
+    ranks: int,
+    *,
+    sharded: bool = False,
+    flops: float = 1e14,
+    link: float = 5e10,
+    latency: float = 2e-5,
+    preset: Optional[str] = None,
+    options: Optional[Mapping[str, Any]] = None,
+) -> Scaling:
+    """A step of these parameters on so many ranks.
+
+    Args:
+        specs: the parameters.
+        ranks: number of ranks.
+        sharded: each rank holds an equal part of every parameter (FSDP2) instead of all (DistributedDataParallel).
+            The bytes are then those of equal parts; otherwise they are what ``stats()["bytes_sent"]`` counts.
+        flops: operations per second of a rank.
+        link: bytes per second that a rank sends.
+        latency: seconds of a collective.
+        preset: as for :class:`foam.Optimizer`.
+        options: as for :class:`foam.Optimizer`.
+    """
+    state, cost, values = [0] * ranks, [0] * ranks, [0] * ranks
+    for block in owners(specs, ranks, preset, options or {}):
+        state[block.owner] += block.state_bytes
+        cost[block.owner] += block.cost
+        values[block.owner] += block.elements * DTYPES[specs[block.param_index].dtype][1] // 8
+    note = _NOTE + 2 * len(specs) + _SEAL
+    others = ranks - 1
+    if sharded:
+        held = sum(values) / ranks
+        # A gradient and a value to the owner, unless it is this rank; new values back to who hold them.
+        sent = max(int(2 * held * others / ranks + own * others / ranks) for own in values)
+        sent += others * (2 * note + 2 * _SEAL + 8)
+        collectives = 4
+    else:
+        sent = others * (max(values) + 8 + _SEAL + note)
+        collectives = 2
+    return Scaling(
+        ranks,
+        max(state),
+        sum(state) / ranks,
+        max(cost),
+        sum(cost) / ranks,
+        collectives,
+        sent,
+        2 * max(cost) / flops,
+        (sent / link + collectives * latency) if others else 0.0,
+    )
+
+
+def main(
+    words: Sequence[str],
+    ranks: Sequence[int],
+    sharded: bool,
+    speeds: Sequence[float],
+    preset: Optional[str],
+    settings: Sequence[str],
+) -> int:
+    """Prints a table, one line per number of ranks; 2 if a shape, an option or a number is wrong."""
+    from .doctor import _pair, _shapes
+
+    try:
+        options = dict(_pair(setting, "KEY=VALUE") for setting in settings)
+        shapes = [pair for word in words for pair in _shapes(word)]
+        specs = [ParamSpec(name, own.shape, own.dtype) for name, own in shapes]
+        flops, link, latency = speeds
+        if min(flops, link) <= 0 or latency < 0:
+            raise InvalidArgumentError("flops and link: expected numbers > 0; latency: expected at least 0")
+        rows: List[Sequence[str]] = [
+            ("ranks", "state, largest", "work, largest / mean", "collectives", "bytes sent", "work", "exchange", "step")
+        ]
+        for count in ranks:
+            found = scaling(
+                specs,
+                count,
+                sharded=sharded,
+                flops=flops,
+                link=link,
+                latency=latency,
+                preset=preset,
+                options=options,
+            )
+            seconds = [found.compute_seconds, found.exchange_seconds, found.compute_seconds + found.exchange_seconds]
+            rows.append(
+                (
+                    str(count),
+                    f"{found.state_bytes / 1e6:.4g} MB",
+                    f"{found.balance:.3f}",
+                    str(found.collectives if count > 1 else 0),
+                    f"{found.sent / 1e6:.4g} MB",
+                    *(f"{1e3 * each:.4g} ms" for each in seconds),
+                )
+            )
+    except (OSError, FoamError) as cause:
+        print(f"scaling: {cause}", file=sys.stderr)
+        return 2
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths)) + " |" for row in rows]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    print("\n".join(lines))
+    return 0

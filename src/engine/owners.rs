@@ -1,0 +1,398 @@
+//! Who works on which block: the cost of a block, an owner for each, and the part of a plan that one rank keeps.
+
+use super::plan::{BlockPlan, CLOCK_WORDS, Plan, RECORD_WORDS, Shard, StackPlan, row_major_strides};
+use crate::config::{Config, Policy};
+use crate::error::Result;
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+/// The work on a block, in multiplications.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cost {
+    /// The products of a step.
+    pub step: u64,
+    /// What a check that keeps the basis adds.
+    pub check: u64,
+    /// What a refresh adds.
+    pub refresh: u64,
+}
+
+impl Cost {
+    /// The cost of `block`.
+    pub fn of(block: &BlockPlan) -> Cost {
+        let elements = block.elements as u64;
+        if block.factors.is_empty() {
+            return Cost { step: elements, check: 0, refresh: 0 };
+        }
+        let sides: u64 = block.dims.iter().map(|dim| *dim as u64).sum();
+        let cubes =
+            block.dims.iter().fold(0u64, |sum, dim| sum.saturating_add((*dim as u64).saturating_pow(3)));
+        Cost {
+            step: elements.saturating_mul(sides).saturating_mul(2),
+            check: cubes.saturating_mul(3),
+            refresh: cubes.saturating_mul(10),
+        }
+    }
+
+    /// The cost of a step on average: every `check_period`-th step checks, and a part of the checks refreshes, a
+    /// quarter if a policy decides about it. In whole numbers, so that every machine finds the same.
+    pub fn per_step(&self, config: &Config) -> u64 {
+        let share = if config.policy == Policy::Stale { 1 } else { 4 };
+        let check = self.check.saturating_add(self.refresh / share);
+        self.step.saturating_add(check / config.check_period.max(1) as u64).max(1)
+    }
+}
+
+/// Bytes of every block's state, without alignment.
+pub fn state_bytes(plan: &Plan) -> Result<Vec<u64>> {
+    let words = |block: &BlockPlan| 4 * (CLOCK_WORDS + RECORD_WORDS * block.factors.len()) as u64;
+    let mut bytes = crate::memory::listed(plan.blocks.iter().map(words), "the list of blocks")?;
+    for slot in &plan.slots {
+        bytes[slot.block] += slot.bytes() as u64;
+    }
+    Ok(bytes)
+}
+
+/// The owner of every block among `ranks`: the longest work first, each to the rank with the least so far that
+/// has room. A rank has room up to a quarter above the mean of the bytes, and for one block in any case.
+pub fn owners(config: &Config, plan: &Plan, ranks: usize) -> Result<Vec<u32>> {
+    let mut found = crate::memory::filled(0, plan.blocks.len(), "the owners of blocks")?;
+    if ranks <= 1 {
+        return Ok(found);
+    }
+    let bytes = state_bytes(plan)?;
+    let cost: Vec<u64> = plan.blocks.iter().map(|block| Cost::of(block).per_step(config)).collect();
+    let mean = bytes.iter().fold(0u64, |sum, b| sum.saturating_add(*b)) / ranks as u64;
+    let room = (mean + mean / 4).max(bytes.iter().copied().max().unwrap_or(0));
+    let mut order: Vec<usize> = (0..plan.blocks.len()).collect();
+    order.sort_by_key(|block| (Reverse(cost[*block]), *block));
+    let mut loads = vec![(0u64, 0u64); ranks];
+    for block in order {
+        let fits = |rank: &usize| loads[*rank].1.saturating_add(bytes[block]) <= room;
+        let least = (0..ranks).filter(fits).min_by_key(|rank| (loads[*rank], *rank));
+        // The mean is below the room, so that somebody has room for all but the largest blocks.
+        let rank = least.or_else(|| (0..ranks).min_by_key(|rank| (loads[*rank].1, *rank))).unwrap_or(0);
+        found[block] = rank as u32;
+        loads[rank].0 = loads[rank].0.saturating_add(cost[block]);
+        loads[rank].1 = loads[rank].1.saturating_add(bytes[block]);
+    }
+    Ok(found)
+}
+
+/// No block of the local plan.
+pub const ELSEWHERE: usize = usize::MAX;
+
+impl Plan {
+    /// The part of the plan whose blocks `rank` owns, with all parameters, and for every block of the whole its
+    /// number in the part. The blocks of `staged` parameters lie in memory of their own, one run each.
+    pub fn part(
+        &self,
+        owners: &[u32],
+        rank: usize,
+        staged: impl Fn(usize) -> bool,
+    ) -> Result<(Plan, Vec<usize>)> {
+        let mut part = Plan { preconditioner: self.preconditioner, ..Plan::default() };
+        let mut places = vec![ELSEWHERE; self.blocks.len()];
+        let mut stacks = HashMap::new();
+        for (index, param) in self.params.iter().enumerate() {
+            let (first_block, first_factor) = (part.blocks.len(), part.factors.len());
+            for number in param.blocks.clone().filter(|block| owners[*block] as usize == rank) {
+                let mut block = self.blocks[number].clone();
+                let here = part.blocks.len();
+                places[number] = here;
+                let (slots, factors) = (block.slots.clone(), block.factors.clone());
+                let (first_slot, own_factor) = (part.slots.len(), part.factors.len());
+                let moved = |slot: usize| slot - slots.start + first_slot;
+                for slot in slots.clone() {
+                    let mut slot = self.slots[slot].clone();
+                    slot.block = here;
+                    part.slots.push(slot);
+                }
+                for factor in factors {
+                    let mut factor = self.factors[factor].clone();
+                    factor.block = here;
+                    for slot in [
+                        &mut factor.statistic,
+                        &mut factor.basis,
+                        &mut factor.spectrum,
+                        &mut factor.inverse_root,
+                        &mut factor.fresh_spectrum,
+                    ] {
+                        *slot = slot.map(moved);
+                    }
+                    part.factors.push(factor);
+                }
+                for slot in [&mut block.filter, &mut block.moment, &mut block.momentum] {
+                    *slot = slot.map(moved);
+                }
+                block.slots = first_slot..part.slots.len();
+                block.factors = own_factor..part.factors.len();
+                if staged(index) {
+                    block.strides = row_major_strides(&block.dims)?;
+                }
+                let layout = &self.stacks[block.stack].layout;
+                block.stack = *stacks.entry((block.stack, staged(index))).or_insert_with(|| {
+                    part.stacks.push(StackPlan { blocks: Vec::new(), layout: layout.clone(), arrays: 0..0 });
+                    part.stacks.len() - 1
+                });
+                block.place = part.stacks[block.stack].blocks.len();
+                part.stacks[block.stack].blocks.push(here);
+                part.blocks.push(block);
+            }
+            let mut own = param.clone();
+            own.blocks = first_block..part.blocks.len();
+            own.factors = first_factor..part.factors.len();
+            part.params.push(own);
+        }
+        part.place_arrays()?;
+        Ok((part, places))
+    }
+}
+
+/// A piece of a parameter that the same ranks hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// First place of the axis.
+    pub start: usize,
+    /// Places.
+    pub length: usize,
+    /// Who holds it, in ascending order.
+    pub holders: Vec<u32>,
+}
+
+/// How a parameter is cut along one axis.
+#[derive(Clone, Debug)]
+pub struct Cuts {
+    /// Elements of one place of the axis.
+    inner: usize,
+    /// Places of the axis.
+    size: usize,
+    /// The pieces, which fill the axis one behind the other.
+    pub pieces: Vec<Piece>,
+}
+
+/// Consecutive elements of a block that lie in one piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// The piece.
+    pub piece: usize,
+    /// First element within the tensor of who holds the piece.
+    pub held: usize,
+    /// First element within the block.
+    pub block: usize,
+    /// Elements.
+    pub len: usize,
+}
+
+impl Cuts {
+    /// The cuts of a parameter of this shape of which rank `r` holds `shards[r]`; none if all hold all of it. The
+    /// error says which part nobody holds, or who hold overlapping ones.
+    pub fn new(shape: &[usize], shards: &[Option<Shard>]) -> std::result::Result<Option<Cuts>, String> {
+        let Some(axis) = shards.iter().flatten().map(|shard| shard.axis).next() else { return Ok(None) };
+        let size = shape[axis];
+        let mut parts: Vec<(usize, usize, u32)> = Vec::new();
+        for (rank, shard) in shards.iter().enumerate() {
+            let whole = Shard { axis, start: 0, length: size };
+            let shard = shard.unwrap_or(whole);
+            if shard.axis != axis {
+                return Err(format!(
+                    "is cut along axis {} on rank {rank}; expected axis {axis}, as on the ranks before",
+                    shard.axis
+                ));
+            }
+            if shard.length > 0 {
+                parts.push((shard.start, shard.length, rank as u32));
+            }
+        }
+        parts.sort_unstable();
+        let mut pieces: Vec<Piece> = Vec::new();
+        for (start, length, rank) in parts {
+            let end = pieces.last().map_or(0, |piece| piece.start + piece.length);
+            match pieces.last_mut() {
+                Some(last) if (last.start, last.length) == (start, length) => last.holders.push(rank),
+                _ if start == end => pieces.push(Piece { start, length, holders: vec![rank] }),
+                _ if start > end => {
+                    return Err(format!("has places {end} to {start} of axis {axis} on no rank"));
+                }
+                last => {
+                    let other = last.map_or(0, |last| last.holders[0]);
+                    return Err(format!(
+                        "has overlapping parts of axis {axis} on ranks {other} and {rank}; expected equal parts or disjoint ones"
+                    ));
+                }
+            }
+        }
+        let end = pieces.last().map_or(0, |piece| piece.start + piece.length);
+        if end != size {
+            return Err(format!("has places {end} to {size} of axis {axis} on no rank"));
+        }
+        if let [all] = &pieces[..]
+            && all.holders.len() == shards.len()
+        {
+            return Ok(None);
+        }
+        Ok(Some(Cuts { inner: shape[axis + 1..].iter().product(), size, pieces }))
+    }
+
+    /// Visits the segments of `block` (of the whole plan) in the order of its elements.
+    pub fn segments(&self, block: &BlockPlan, mut visit: impl FnMut(Segment)) {
+        let slice = self.size * self.inner;
+        rows(block, |tensor, at, len| {
+            let (mut first, mut at) = (tensor, at);
+            let end = tensor + len;
+            while first < end {
+                let (outer, place) = (first / slice, first / self.inner % self.size);
+                // The pieces fill the axis, so that one of them has the place.
+                let piece = self.pieces.partition_point(|piece| piece.start + piece.length <= place);
+                let own = &self.pieces[piece];
+                let begin = outer * slice + own.start * self.inner;
+                let len = (begin + own.length * self.inner).min(end) - first;
+                let held = outer * own.length * self.inner + first - begin;
+                visit(Segment { piece, held, block: at, len });
+                first += len;
+                at += len;
+            }
+        });
+    }
+
+    /// Who sends a piece of block `number` to its owner: the owner itself if it can, else the holders in turn.
+    pub fn source(&self, piece: usize, number: usize, owner: u32) -> u32 {
+        let holders = &self.pieces[piece].holders;
+        if holders.contains(&owner) { owner } else { holders[number % holders.len()] }
+    }
+}
+
+/// Visits the runs of a block within its parameter: first element there, first element in the block, elements.
+pub fn rows(block: &BlockPlan, mut visit: impl FnMut(usize, usize, usize)) {
+    if block.is_run {
+        return visit(block.offset, 0, block.elements);
+    }
+    let outer = block.dims.len() - 1;
+    let cols = block.dims[outer];
+    for row in 0..block.elements / cols {
+        let (mut rest, mut first) = (row, block.offset);
+        for axis in (0..outer).rev() {
+            first += (rest % block.dims[axis]) * block.strides[axis];
+            rest /= block.dims[axis];
+        }
+        visit(first, row * cols, cols);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::plan::ParamSpec;
+    use crate::tensor::DType;
+
+    fn plan(shapes: &[&[usize]], limit: i64) -> (Config, Plan) {
+        let config = Config { max_factor_dim: limit, ..Config::default() };
+        let spec = |(number, shape): (usize, &&[usize])| ParamSpec {
+            name: format!("w{number}"),
+            shape: shape.to_vec(),
+            dtype: DType::F32,
+            lr_scale: 1.0,
+            weight_decay_scale: 1.0,
+            root: 0.0,
+            grafting_only: false,
+            shard: None,
+        };
+        let specs = shapes.iter().enumerate().map(spec).collect();
+        let plan = Plan::new(&config, specs).unwrap();
+        (config, plan)
+    }
+
+    #[test]
+    fn owners_share_work_and_bytes() {
+        let (config, plan) = plan(&[&[200, 300], &[77, 40], &[500], &[64, 64]], 32);
+        let bytes = state_bytes(&plan).unwrap();
+        for ranks in 1..6 {
+            let owners = owners(&config, &plan, ranks).unwrap();
+            let sum = |rank: usize, of: &dyn Fn(usize) -> u64| -> u64 {
+                (0..owners.len()).filter(|b| owners[*b] as usize == rank).map(of).sum()
+            };
+            let cost = |block: usize| Cost::of(&plan.blocks[block]).per_step(&config);
+            for of in [&cost as &dyn Fn(usize) -> u64, &|block| bytes[block]] {
+                let loads: Vec<u64> = (0..ranks).map(|rank| sum(rank, of)).collect();
+                let mean = loads.iter().sum::<u64>() as f64 / ranks as f64;
+                let largest = *loads.iter().max().unwrap() as f64;
+                assert!(largest <= 1.1 * mean, "{ranks} ranks: {loads:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_parts_are_the_whole() {
+        let (config, plan) = plan(&[&[20, 30], &[3], &[], &[16, 20]], 8);
+        let owners = owners(&config, &plan, 3).unwrap();
+        let mut seen = vec![0; plan.blocks.len()];
+        for rank in 0..3 {
+            let (part, places) = plan.part(&owners, rank, |param| param == 3).unwrap();
+            assert_eq!(part.params.len(), plan.params.len());
+            for (number, place) in places.iter().enumerate().filter(|(_, place)| **place != ELSEWHERE) {
+                seen[number] += 1;
+                let (whole, own) = (&plan.blocks[number], &part.blocks[*place]);
+                assert_eq!((whole.param, whole.number, &whole.dims), (own.param, own.number, &own.dims));
+                assert!(part.params[own.param].blocks.contains(place));
+                for (factor, at) in plan.factors[whole.factors.clone()].iter().zip(own.factors.clone()) {
+                    assert_eq!(part.factors[at].block, *place);
+                    assert_eq!(factor.dim, part.factors[at].dim);
+                    assert_eq!(part.slots[part.factors[at].basis.unwrap()].axis, Some(factor.axis));
+                }
+                assert_eq!(part.stacks[own.stack].blocks[own.place], *place);
+            }
+        }
+        assert!(seen.iter().all(|count| *count == 1));
+    }
+
+    #[test]
+    fn segments_are_where_the_shards_have_the_elements() {
+        // Any axis, uneven and empty parts, two replicas, merged and cut blocks.
+        for (shape, axis, parts) in [
+            (vec![7, 5], 0, vec![(0, 4), (4, 3), (7, 0)]),
+            (vec![7, 5], 1, vec![(0, 2), (2, 3)]),
+            (vec![3, 4, 5], 1, vec![(0, 1), (1, 3), (0, 1), (1, 3)]),
+            (vec![3, 4, 5], 2, vec![(3, 2), (0, 3)]),
+            (vec![33], 0, vec![(0, 10), (10, 23)]),
+        ] {
+            let (_, plan) = plan(&[&shape], 4);
+            let shard =
+                |(start, length): &(usize, usize)| Some(Shard { axis, start: *start, length: *length });
+            let shards: Vec<_> = parts.iter().map(shard).collect();
+            let cuts = Cuts::new(&shape, &shards).unwrap().unwrap();
+            // The tensor of every piece holds the flat numbers of its elements.
+            let total: usize = shape.iter().product();
+            let (inner, size): (usize, usize) = (shape[axis + 1..].iter().product(), shape[axis]);
+            let tensor = |piece: &Piece| -> Vec<usize> {
+                let held =
+                    |f: &usize| (piece.start..piece.start + piece.length).contains(&(f / inner % size));
+                (0..total).filter(held).collect()
+            };
+            let mut seen = vec![0; total];
+            for block in &plan.blocks {
+                let mut expected = vec![0; block.elements];
+                rows(block, |tensor, at, len| (0..len).for_each(|i| expected[at + i] = tensor + i));
+                cuts.segments(block, |segment| {
+                    let numbers = tensor(&cuts.pieces[segment.piece]);
+                    for i in 0..segment.len {
+                        assert_eq!(numbers[segment.held + i], expected[segment.block + i]);
+                        seen[numbers[segment.held + i]] += 1;
+                    }
+                });
+            }
+            assert!(seen.iter().all(|count| *count == 1), "{shape:?} {axis}");
+        }
+    }
+
+    #[test]
+    fn parts_that_do_not_fit_are_refused() {
+        let part = |axis, start, length| Some(Shard { axis, start, length });
+        let refused = |shards: &[Option<Shard>]| Cuts::new(&[6, 4], shards).unwrap_err();
+        assert!(refused(&[part(0, 0, 3), part(0, 4, 2)]).contains("places 3 to 4 of axis 0 on no rank"));
+        assert!(refused(&[part(0, 0, 4), part(0, 3, 3)]).contains("overlapping"));
+        assert!(refused(&[part(0, 0, 6), part(1, 0, 4)]).contains("axis 1 on rank 1"));
+        assert!(refused(&[part(0, 0, 5), part(0, 5, 0)]).contains("places 5 to 6"));
+        assert!(refused(&[None, part(0, 0, 3)]).contains("overlapping"));
+        assert!(Cuts::new(&[6, 4], &[None, part(0, 0, 6)]).unwrap().is_none());
+    }
+}

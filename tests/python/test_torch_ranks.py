@@ -1,0 +1,61 @@
+"""Several processes over gloo share one optimizer: FSDP2, HSDP, DistributedDataParallel, distributed checkpoints."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORKER = Path(__file__).with_name("ranks_worker.py")
+
+
+def run(scenario, size, folder):
+    """Runs a scenario on so many processes; each of them asserts."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, str(WORKER), scenario]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(size), str(folder)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        said = [rank.communicate(timeout=280)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    failed = [f"rank {place}:\n{said[place]}" for place, rank in enumerate(ranks) if rank.returncode]
+    assert not failed, "\n".join(failed)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_sharded_parameters_give_the_bits_of_one_process(size, tmp_path):
+    run("fsdp", size, tmp_path)
+
+
+def test_replicas_of_shards_share_the_work(tmp_path):
+    run("hsdp", 4, tmp_path)
+
+
+def test_a_real_backward_pass_through_fully_shard_trains_as_one_process(tmp_path):
+    run("training", 2, tmp_path)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_process_group_shares_the_work_of_replicated_parameters(size, tmp_path):
+    run("ddp", size, tmp_path)
+
+
+def test_distributed_checkpoints_change_nothing_and_are_read_by_any_number_of_ranks(tmp_path):
+    run("save", 2, tmp_path)
+    for size in (1, 2, 3):
+        run("load", size, tmp_path)
+
+
+def test_faults_are_errors_on_all_ranks(tmp_path):
+    run("faults", 2, tmp_path)
