@@ -15,7 +15,7 @@
 //! | [`config`] | the hyperparameters: every option, its default, its range |
 //! | `engine` | Algorithm 1, once: the plan (parameters → blocks → stacks), the State, `accumulate`, `check`, `apply`; grafting |
 //! | `preconditioner` | which arrays a preconditioner keeps, a factor's record, when it is checked, the policies, the proven bound |
-//! | `device` | the trait of a device and what it is told; `cpu` (faer, a private pool), `gpu` (verbs, kernels, tables) over `gpu::cuda` |
+//! | `device` | the trait of a device and what it is told; `cpu` (faer, the pools of the process), `gpu` (verbs, kernels, tables) over `gpu::cuda` |
 //! | `checkpoint` | state to and from safetensors, atomically |
 //! | `error`, `memory`, `tensor` | the error enum; aligned, fallible memory; element types, once |
 //!
