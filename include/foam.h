@@ -359,7 +359,7 @@ typedef struct foam_config {
     int64_t start_step;
     /** Largest side of a block; larger dimensions are split. */
     int64_t max_factor_dim;
-    /** Threads of the handle's private pool; 0 means one for each core. */
+    /** Threads that share the work, the caller's included; 0 means one for each core. Handles with the same number share one pool. */
     int64_t num_threads;
     /** The first step at which `inject_fault` happens. */
     int64_t inject_fault_step;

@@ -14,8 +14,8 @@
 //! | `api` | the same for Rust: [`Optimizer`], its tensors, its statistics |
 //! | [`config`] | the hyperparameters: every option, its default, its range |
 //! | `engine` | Algorithm 1, once: the plan (parameters → blocks → stacks), the State, `accumulate`, `check`, `apply`; grafting |
-//! | `preconditioner` | Shampoo and SOAP as values: their arrays, the order of their verbs; a factor's record, when it is checked, the policies, the proven bounds |
-//! | `device` | the trait of a device and what it is told; `cpu` (faer, a private pool), `gpu` (verbs, kernels, tables) over `gpu::cuda` |
+//! | `preconditioner` | Shampoo and SOAP as values: their arrays, the order of their verbs; a factor's record, when it is checked, the policies, the damping, the proven bounds |
+//! | `device` | the trait of a device and what it is told; `cpu` (faer, the pools of the process), `gpu` (verbs, kernels, tables) over `gpu::cuda` |
 //! | `comm` | collectives that the caller injects; agreement of the ranks at creation |
 //! | `checkpoint` | state to and from safetensors, atomically |
 //! | `error`, `memory`, `tensor` | the error enum; aligned, fallible memory; element types, once |

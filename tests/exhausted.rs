@@ -264,7 +264,7 @@ fn steps() {
                     let step = arguments(&specs, 2);
                     // SAFETY: a live handle, and tensors that live as long as the arguments.
                     let call = || unsafe { foam_step(model.handle(), &step.args, null_mut()) };
-                    let (status, reached) = with_refusal(number, stays_empty, &call);
+                    let (status, reached) = with_refusal(number, stays_empty, call);
                     let case = format!("{options}, step {}, allocation {number}", before + 1);
                     if status == FOAM_OUT_OF_MEMORY {
                         assert!(step.own == first && model.save() == saved, "{case}: changed");
@@ -442,9 +442,9 @@ fn looks_inside() {
         // A message that could not be made is left out; the status is the status.
         for number in 0..10 {
             let call = || foam_set_option(raw, c"tau".as_ptr(), c"-1".as_ptr(), null_mut());
-            assert_eq!(with_refusal(number, true, &call).0, FOAM_INVALID_ARGUMENT);
+            assert_eq!(with_refusal(number, true, call).0, FOAM_INVALID_ARGUMENT);
             let call = || foam_config_set(changed, c"taus".as_ptr(), c"1".as_ptr(), null_mut());
-            assert_eq!(with_refusal(number, true, &call).0, FOAM_INVALID_ARGUMENT);
+            assert_eq!(with_refusal(number, true, call).0, FOAM_INVALID_ARGUMENT);
         }
     }
 }
@@ -533,9 +533,9 @@ fn little_memory_is_needed_beside_the_state(folder: &Path) {
     // SAFETY: a live handle, C strings, and a place for the size.
     let (asked, saved, loaded) = unsafe {
         (
-            peak(&|| foam_save_memory(raw, null_mut(), 0, size, null_mut())),
-            peak(&|| foam_save_file(raw, path.as_ptr(), null_mut())),
-            peak(&|| foam_load_file(raw, path.as_ptr(), null_mut())),
+            peak(|| foam_save_memory(raw, null_mut(), 0, size, null_mut())),
+            peak(|| foam_save_file(raw, path.as_ptr(), null_mut())),
+            peak(|| foam_load_file(raw, path.as_ptr(), null_mut())),
         )
     };
     println!("state {state}: peak of the size {}, of a save {}, of a load {}", asked.1, saved.1, loaded.1);
@@ -551,7 +551,7 @@ fn nonsense_costs_nothing(folder: &Path) {
         std::fs::write(&path, head).unwrap();
         std::fs::File::options().write(true).open(&path).unwrap().set_len(2 << 30).unwrap();
         // SAFETY: a live handle and a C string.
-        let (status, bytes) = peak(&|| unsafe { foam_load_file(raw, name.as_ptr(), null_mut()) });
+        let (status, bytes) = peak(|| unsafe { foam_load_file(raw, name.as_ptr(), null_mut()) });
         println!("2 GB of nonsense: refused with {bytes} bytes");
         assert_eq!(status, FOAM_BAD_CHECKPOINT);
         assert!(bytes < 3 << 19, "{bytes}");

@@ -424,3 +424,26 @@ fn workspace_grows_no_faster_than_the_number_of_blocks() {
         }
     }
 }
+
+#[test]
+fn a_stack_whose_checks_change_takes_no_dead_step() {
+    for grafting in ["adam", "none"] {
+        let shape = Shape::new(&[6, 5], 2, Dtype::F32);
+        let options = format!("policy=stale check_period=100 beta1=0 grafting={grafting} weight_decay=0");
+        let mut stack = Stack::new("reference", &options, shape.clone());
+        let mut random = Random::new(5);
+        let mut params = Room::new(Dtype::F32.in_c(), &shape.whole());
+        for step in 1..=45 {
+            let mut grads = Room::new(Dtype::F32.in_c(), &shape.whole());
+            let values: Vec<f32> = random.normals(60).iter().map(|x| *x as f32).collect();
+            grads.bytes_mut().copy_from_slice(bytemuck::cast_slice(&values));
+            // As a caller may: the state of 30 steps without a basis, and then more frequent checks.
+            stack.config.check_period = if step <= 30 { 100 } else { 20 };
+            let stepped = stack.step(&mut grads, &mut params, None, (-0.1, 1.0));
+            let update: Vec<f32> = words(stepped.update.bytes());
+            if grafting == "adam" || step > 30 {
+                assert!(update.iter().all(|x| x.is_finite() && *x != 0.0), "{grafting}, step {step}: dead");
+            }
+        }
+    }
+}

@@ -200,3 +200,20 @@ fn a_handle_that_has_stepped_works_in_a_forked_child_and_in_its_parent() {
         assert!(run.params == twin.params, "the children changed their parent");
     });
 }
+
+#[test]
+fn forty_handles_of_as_many_threads_share_one_pool() {
+    let named = |name: &str| {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        let own = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+        own.filter(|comm| comm.trim() == name).count()
+    };
+    let mut runs: Vec<Run> =
+        (0..40).map(|_| Run::new(specs(Dtype::F32)[1..4].to_vec(), "num_threads=23")).collect();
+    runs.iter_mut().for_each(|run| run.steps(3));
+    assert!(runs.iter().all(|run| run.state() == runs[0].state()));
+    // No other test asks for so many: this is the last worker of the one pool.
+    assert_eq!(named("foam-22"), 1);
+    drop(runs);
+    assert_eq!(named("foam-22"), 0, "the threads end with the last handle");
+}

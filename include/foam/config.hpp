@@ -145,7 +145,7 @@ template <class Self> class Options : public ConfigBase {
     FOAM_HPP_SWITCH(noise_floor)
     /** What a gradient that is not finite does. */
     FOAM_HPP_CHOICE(Nonfinite, nonfinite)
-    /** Threads of the handle's private pool; 0 means one for each core. */
+    /** Threads that share the work, the caller's included; 0 means one for each core. Handles with the same number share one pool. */
     FOAM_HPP_NUMBER(int64_t, num_threads)
     /** A fault made on purpose. */
     FOAM_HPP_CHOICE(Fault, inject_fault)

@@ -165,7 +165,7 @@ pub struct foam_config {
     pub start_step: i64,
     /// Largest side of a block; larger dimensions are split.
     pub max_factor_dim: i64,
-    /// Threads of the handle's private pool; 0 means one for each core.
+    /// Threads that share the work, the caller's included; 0 means one for each core. Handles with the same number share one pool.
     pub num_threads: i64,
     /// The first step at which `inject_fault` happens.
     pub inject_fault_step: i64,

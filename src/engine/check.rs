@@ -27,8 +27,8 @@ pub(super) struct Lists {
 }
 
 impl Lists {
-    /// Lists with room for `factors` factors.
-    pub fn with_room(factors: usize) -> Result<Lists> {
+    /// Lists with room for `factors` factors, of which a check may leave `pending` ones in doubt.
+    pub fn with_room(factors: usize, pending: usize) -> Result<Lists> {
         let what = "the lists of a check";
         Ok(Lists {
             due: reserved(factors, what)?,
@@ -37,7 +37,7 @@ impl Lists {
             refresh: reserved(factors, what)?,
             refreshed: reserved(factors, what)?,
             redamp: reserved(factors, what)?,
-            pending: reserved(factors, what)?,
+            pending: reserved(pending, what)?,
         })
     }
 }

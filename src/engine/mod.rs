@@ -84,7 +84,10 @@ impl Engine {
             takes_part: filled(false, plan.blocks.len(), "the clocks")?,
             borrowed: allocator.is_none(),
             readback: Readback::with_room(plan.blocks.len(), plan.factors.len())?,
-            lists: check::Lists::with_room(plan.factors.len())?,
+            lists: check::Lists::with_room(
+                plan.factors.len(),
+                if device.is_synchronous() { 0 } else { plan.factors.len() },
+            )?,
             bases: filled(false, plan.stacks.len(), "the clocks")?,
             totals: Totals::default(),
             config,

@@ -12,7 +12,7 @@ use crate::support::random::Random;
 use crate::support::tensor::{Dtype, Tensor};
 use crate::tier::{self, Need};
 use crate::{cudasim, library};
-use foam::abi::{FOAM_NOT_FINITE, FOAM_OK, FOAM_POISONED, foam_error, foam_synchronize};
+use foam::abi::{FOAM_NOT_FINITE, FOAM_OK, FOAM_POISONED, foam_error, foam_stats_info, foam_synchronize};
 
 /// The traces of `tests/golden`.
 fn traces() -> Vec<Case> {
@@ -343,14 +343,24 @@ fn an_error_is_reported_late_but_nothing_happens_meanwhile() {
 #[test]
 fn a_decomposition_that_fails_keeps_the_stale_basis_and_is_tried_again_in_double_precision() {
     simulated(|| {
-        let fallen = |fault: &str| {
+        let fallen_with = |fault: &str, asks: bool| {
             let mut bed = bed(&format!("policy=stale inject_fault={fault} inject_fault_step=8"));
-            (0..30).for_each(|t| assert_eq!(bed.step(t), Ok(false)));
+            for t in 0..30 {
+                assert_eq!(bed.step(t), Ok(false));
+                // A question in between brings the failure to the host, which must not forget it.
+                let _ = asks.then(|| bed.model.stats());
+            }
             assert!(bed.params.iter().all(|p| p.values().iter().all(|x| x.is_finite())));
             (bed.model.stats(), bed.model.factors().iter().filter(|f| f.dim > 1).count() as u64)
         };
+        let fallen = |fault: &str| fallen_with(fault, false);
         let (sound, wide) = fallen("none");
         assert_eq!(sound.failed_evds, 0);
+        for fault in ["evd_chosen", "evd_nonorthogonal"] {
+            let (asked, silent) = (fallen_with(fault, true).0, fallen(fault).0);
+            let counts = |s: &foam_stats_info| (s.fallback_stale, s.fallback_double, s.evd_calls);
+            assert_eq!(counts(&asked), counts(&silent), "{fault}: asked in between");
+        }
         // A basis of one vector cannot be made oblique.
         for (fault, factors) in [("evd_chosen", sound.factors), ("evd_nonorthogonal", wide)] {
             let (stats, _) = fallen(fault);

@@ -107,7 +107,8 @@ pub fn writers(seed: u64, tally: &mut Tally) {
     // Names such as a process of the same number would have left behind.
     let pid = std::process::id();
     for number in 0..3 {
-        std::fs::write(folder.path.join(format!(".foam-{pid}-{number}")), b"not ours").unwrap();
+        let name = format!(".foam-{:016x}.tmp", u64::from(pid) << 8 | number);
+        std::fs::write(folder.path.join(name), b"not ours").unwrap();
     }
     std::thread::scope(|scope| {
         for steps in [2, 3] {

@@ -127,6 +127,10 @@ fn options() -> Options {
 }
 
 fn main() -> ExitCode {
+    // What tools ask of every test program: there is nothing to list, and nothing is ignored.
+    if std::env::args().any(|word| word == "--list" || word == "--ignored") {
+        return ExitCode::SUCCESS;
+    }
     let options = options();
     if let Some(name) = &options.child {
         match PARTS.iter().find(|part| part.name == name).map(|part| &part.kind) {

@@ -1,6 +1,7 @@
 """A step of `foam.torch.FOAM` with several groups is taken whole or not at all."""
 
 import logging
+import pathlib
 import re
 import sys
 import threading
@@ -274,3 +275,14 @@ def test_a_parameter_cast_after_the_first_step_is_named():
     model.double()
     with pytest.raises(foam.InvalidArgumentError, match=r"parameter '0\.weight' from float32 \[16, 12\] to float64"):
         train(model, optimizer, [2])
+
+
+def test_forty_groups_share_one_pool():
+    weights = [nn.Parameter(torch.randn(12, 9)) for _ in range(40)]
+    optimizer = FOAM([{"params": [weight]} for weight in weights], **dict(OPTIONS, num_threads=19, merge_dims=False))
+    for _ in range(3):
+        for weight in weights:
+            weight.grad = torch.randn(12, 9)
+        optimizer.step()
+    names = [path.read_text().strip() for path in pathlib.Path("/proc/self/task").glob("*/comm")]
+    assert names.count("foam-18") == 1, names

@@ -1,4 +1,4 @@
-//! The CPU: faer for the products and decompositions, a private pool over fixed tasks. Every verb is done when it
+//! The CPU: faer for the products and decompositions, a pool over fixed tasks. Every verb is done when it
 //! returns.
 
 mod accumulate;
