@@ -1,6 +1,11 @@
 //! The algorithm: golden traces, the paper's values, a naive optimizer to compare with, properties, and what a step does
 //! with any parameter.
 
+#![allow(
+    clippy::duplicate_mod,
+    reason = "the replay of traces, which an example shares, brings its own way to the device"
+)]
+
 #[path = "support/comm.rs"]
 mod comm;
 mod support;

@@ -242,7 +242,7 @@ def distance(ours: np.ndarray, theirs: np.ndarray) -> float:
     return float(np.abs(ours - theirs).max()) / largest
 
 
-def statistics(factors: List[Dict[str, Any]], name: str) -> np.ndarray:
+def readings(factors: List[Dict[str, Any]], name: str) -> np.ndarray:
     """One figure of every factor; those that do not exist are 0."""
     return np.nan_to_num(np.array([float(factor[name]) for factor in factors] or [0.0]), nan=0.0)
 
@@ -258,7 +258,7 @@ def parity(gpu: Gpu, steps: int) -> bool:
             theirs, their_factors = trajectory(gpu, policy, dtype, steps)
             apart = max(distance(ours[name], theirs[name]) for name in SHAPES)
             epsilon, proxy = (
-                distance(statistics(our_factors, name), statistics(their_factors, name)) for name in ("epsilon", "proxy")
+                distance(readings(our_factors, name), readings(their_factors, name)) for name in ("epsilon", "proxy")
             )
             branches = [(factor["branch"], factor["evd_calls"]) for factor in our_factors]
             same = branches == [(factor["branch"], factor["evd_calls"]) for factor in their_factors]

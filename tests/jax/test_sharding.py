@@ -80,6 +80,26 @@ def test_a_mesh_shares_the_blocks(variant):
     assert by_block(state) == by_block(other)
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["without mesh", "with mesh"])
+def test_sharded_parameters_are_gathered_and_give_the_same_numbers(shared):
+    """Parameters and gradients in pieces on the devices (as in fully sharded training), in plain jit."""
+    start = {name: jnp.asarray(leaf) for name, leaf in {"w": np.ones((8, 6), "f4"), "v": np.ones((4, 4), "f4")}.items()}
+    every, options = gradients(start, 5), {**LIVELY, **({"mesh": mesh()} if shared else {})}
+    optimizer = foam(0.01, **options)
+    params, state = everywhere(start, P("x", None)), optimizer.init(start)
+    assert params["w"].addressable_shards[0].data.shape == (4, 6)
+    step = jax.jit(train_step(optimizer))
+    compiled = step.lower(params, state, everywhere(every[0], P("x", None))).compile()
+    # XLA gathers the pieces: every device computes with whole gradients.
+    assert "all-gather" in {kind for kind, _ in collectives(compiled)}
+    for grads in every:
+        params, state = compiled(params, state, everywhere(grads, P("x", None)))
+        params = everywhere(params, P("x", None))
+    expected, other = alone(start, every, **LIVELY)
+    assert same(jax.device_get(params), jax.device_get(expected))
+    assert by_block(state) == by_block(other)
+
+
 @pytest.mark.parametrize("checked", [False, True])
 def test_inside_a_shard_map_of_the_users(checked):
     start = model()

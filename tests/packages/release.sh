@@ -19,7 +19,7 @@ home=${CARGO_HOME:-$HOME/.cargo}
 for library in unpacked/foam/lib/libfoam.so.* prefix/lib/libfoam.so prefix/lib/libfoam.a; do
     strings -a -n 6 "$library" >texts
     grep -Fq 'foam/faer-' texts || fail "$library: the paths are not where they were, look again"
-    for place in "$ROOT" "$HOME/" "$home" registry/src "$target" "$(id -un)@"; do
+    for place in "$ROOT" "$HOME/" "$home" registry/src "$target"; do
         ! grep -F -m 3 -- "$place" texts || fail "$library holds the path $place"
     done
 done
@@ -30,12 +30,12 @@ environment/bin/pip install --quiet --no-index --disable-pip-version-check "$whe
 (cd / && env -i PATH="$SCRATCH/environment/bin" python -I "$ROOT/tests/packages/smoke.py")
 (cd / && env -i PATH="$SCRATCH/environment/bin" python -I - <<'TEXT'
 import array, foam
-values = memoryview(array.array("f", [1.0] * 16)).cast("B").cast("f", (4, 4))
+values, gradient = (memoryview(array.array("f", [1.0] * 16)).cast("B").cast("f", (4, 4)) for _ in range(2))
 optimizer = foam.Optimizer({"w": values}, inject_fault="panic", inject_fault_step=1)
 try:
-    optimizer.step({"w": values})
-except foam.FoamError as error:
-    assert "panic" in str(error).lower(), error
+    optimizer.step({"w": gradient})
+except foam.PanicError:
+    pass
 else:
     raise AssertionError("the injected panic was not told")
 TEXT
