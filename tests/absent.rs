@@ -6,13 +6,14 @@ use crate::support::random::Random;
 use crate::support::tensor::{Dtype, Tensor};
 use foam::abi::foam_factor_info;
 
-const POLICIES: [&str; 7] = [
+const POLICIES: [&str; 8] = [
     "stale",
     "foam",
     "foam_fixed_epsilon",
     "foam_no_refresh",
     "diagonal_residual",
     "foam_certified",
+    "sandwich",
     "grafting_only",
 ];
 const OPTIONS: &str = "check_period=3 beta2=0.8 max_factor_dim=5 merge_dims=false tau=0.2 epsilon=1e-4 \

@@ -302,8 +302,15 @@ fn the_head_of_a_hostile_file_is_refused() {
 /// A state that was saved can be loaded, whatever its numbers are.
 #[test]
 fn numbers_that_are_not_finite_are_loaded_as_they_were_saved_and_no_step_dies_of_them() {
-    for policy in ["stale", "foam", "foam_no_refresh", "diagonal_residual", "foam_certified", "grafting_only"]
-    {
+    for policy in [
+        "stale",
+        "foam",
+        "foam_no_refresh",
+        "diagonal_residual",
+        "foam_certified",
+        "sandwich",
+        "grafting_only",
+    ] {
         let options = format!("{OPTIONS} policy={policy}");
         let good = trained(&options, 7).save();
         let names: Vec<String> = Parts::new(&good).tensors.iter().map(|t| t.0.clone()).collect();

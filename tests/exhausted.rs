@@ -174,7 +174,7 @@ fn shapes() -> Vec<Spec> {
     ]
 }
 
-const POLICIES: [&str; 4] = ["foam", "stale", "diagonal_residual", "foam_certified"];
+const POLICIES: [&str; 5] = ["foam", "stale", "diagonal_residual", "foam_certified", "sandwich"];
 
 fn creation() {
     let specs = shapes();

@@ -124,7 +124,7 @@ proptest! {
     #[test]
     fn a_rotated_gradient_gives_the_rotated_run(
         rows in 1..9usize, cols in 1..9usize, seed: u64,
-        policy in prop::sample::select(vec!["foam", "foam_certified", "foam_fixed_epsilon", "stale"]),
+        policy in prop::sample::select(vec!["foam", "foam_certified", "sandwich", "foam_fixed_epsilon", "stale"]),
     ) {
         let options = format!("policy={policy} check_period=3 beta2=0.9 tau=0.3 epsilon=1e-5 epsilon_max=1e-2 lr=0.1");
         let mut random = Random::new(seed);

@@ -7,13 +7,14 @@ use crate::support::tensor::{Dtype, Tensor};
 use foam::abi::{FOAM_BAD_CHECKPOINT, foam_factor_info};
 use std::path::PathBuf;
 
-const POLICIES: [&str; 7] = [
+const POLICIES: [&str; 8] = [
     "stale",
     "foam",
     "foam_fixed_epsilon",
     "foam_no_refresh",
     "diagonal_residual",
     "foam_certified",
+    "sandwich",
     "grafting_only",
 ];
 const STEPS: usize = 40;

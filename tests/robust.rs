@@ -12,8 +12,15 @@ use ndarray::{Array1, Array2};
 const OPTIONS: &str =
     "check_period=3 beta2=0.9 merge_dims=false tau=0.3 epsilon=1e-4 epsilon_max=1e-2 lr=0.1";
 /// Every policy that has factors.
-const POLICIES: [&str; 6] =
-    ["stale", "foam", "foam_fixed_epsilon", "foam_no_refresh", "diagonal_residual", "foam_certified"];
+const POLICIES: [&str; 7] = [
+    "stale",
+    "foam",
+    "foam_fixed_epsilon",
+    "foam_no_refresh",
+    "diagonal_residual",
+    "foam_certified",
+    "sandwich",
+];
 
 fn specs(dtype: Dtype) -> Vec<Spec> {
     vec![Spec::new("matrix", &[6, 5]).of(dtype), Spec::new("vector", &[7]).of(dtype)]

@@ -171,6 +171,7 @@ fn every_policy_has_the_bits_of_a_handle() {
         "foam_no_refresh",
         "diagonal_residual",
         "foam_certified",
+        "sandwich",
         "grafting_only",
     ] {
         let options = format!("policy={policy} residual_threshold=0.4 {DAMPED}");

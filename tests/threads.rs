@@ -95,6 +95,7 @@ fn soap_does_not_depend_on_the_number_of_threads() {
 fn f32_results_do_not_depend_on_the_number_of_threads() {
     every_thread_count_gives_the_same_bits(Dtype::F32, "foam");
     every_thread_count_gives_the_same_bits(Dtype::F32, "foam_certified");
+    every_thread_count_gives_the_same_bits(Dtype::F32, "sandwich");
 }
 
 #[test]

@@ -18,11 +18,8 @@ int main(void) {
     foam_config config;
     foam_param param;
     foam_optimizer *optimizer = NULL;
-    /* Damping is in units of the squared gradient, and these gradients are large. */
-    if (foam_config_init(&config, sizeof config, "reference", &error) ||
-        foam_config_set(&config, "lr", "0.01", &error) ||
-        foam_config_set(&config, "epsilon_max", "1e-1", &error) ||
-        foam_config_set(&config, "epsilon", "1e-3", &error) || foam_param_init(&param, sizeof param, &error))
+    if (foam_config_init(&config, sizeof config, NULL, &error) ||
+        foam_config_set(&config, "lr", "0.01", &error) || foam_param_init(&param, sizeof param, &error))
         return failed(&error);
     param.name = "weight";
     param.shape = shape;

@@ -45,7 +45,7 @@ void train(const std::string &path, int epochs) {
     // Gradients of a mean loss over 64 images are around 1e-2: the damping is in units of their square.
     // 48 x 10 is small enough to be merged into one factor of 480; two small factors are cheaper.
     foam::Config config;
-    config.lr(5e-3).check_period(10).epsilon(1e-7).epsilon_max(1e-4).merge_dims(false);
+    config.lr(5e-3);
     config.log([](foam::LogLevel, std::string_view line) { std::printf("%.*s\n", int(line.size()), line.data()); });
     foam::Optimizer optimizer(config, described);
 

@@ -72,7 +72,7 @@ double accuracy(Network &network, const Set &test) {
 
 /** Weights are decayed, biases are not: two groups, two handles. */
 foam::torch::FOAM optimizer_for(Network &network) {
-    const auto options = foam::torch::FOAMOptions(3e-3).check_period(10).epsilon(1e-7).epsilon_max(1e-4);
+    const auto options = foam::torch::FOAMOptions(3e-3);
     std::vector<torch::Tensor> weights, biases;
     for (const torch::Tensor &param : network->parameters()) (param.dim() > 1 ? weights : biases).push_back(param);
     std::vector<torch::optim::OptimizerParamGroup> groups;

@@ -26,6 +26,7 @@ POLICIES = (
     "foam_no_refresh",
     "diagonal_residual",
     "foam_certified",
+    "sandwich",
     "grafting_only",
 )
 #: DLPack's code and bits of each type, and the difference that is tolerated, relative to the largest element.
@@ -215,7 +216,7 @@ def trajectory(memory: Any, policy: str, dtype: str, steps: int) -> Tuple[Dict[s
     """The parameters and the factors' statistics after some steps."""
     random = np.random.default_rng(11)
     params = {name: Array(memory, dtype, random.normal(size=shape)) for name, shape in SHAPES.items()}
-    options = dict(policy=policy, lr=1e-2, epsilon=3e-5, epsilon_max=3e-4, tau=0.5, beta2=0.98, residual_threshold=0.35)
+    options = dict(preset="reference", policy=policy, lr=1e-2, epsilon=3e-5, epsilon_max=3e-4, tau=0.5, beta2=0.98, residual_threshold=0.35)
     # At the first check every statistic has full rank. Before, the eigenvectors of its zero eigenvalues are anybody's
     # choice, and diagonal_residual goes by that choice.
     options.update(start_step=14, check_period=3)
@@ -279,7 +280,7 @@ def median_step(memory: Any, shapes: List[Tuple[int, ...]], budget: float, **opt
     arrays = [[Array(memory, "float32", 1e-2 * random.normal(size=shape)) for shape in shapes] for _ in range(2)]
     params, grads = arrays
     taken: List[float] = []
-    with foam.Optimizer(params, epsilon=1e-5, epsilon_max=1e30, merge_dims=False, **options) as optimizer:
+    with foam.Optimizer(params, preset="reference", epsilon=1e-5, epsilon_max=1e30, merge_dims=False, **options) as optimizer:
 
         def step() -> None:
             optimizer.step(grads, stream=memory.stream)

@@ -65,7 +65,7 @@ void train(const std::string &path, int epochs) {
     }
     foam::Config config;
     config.device(foam::DeviceType::cuda, 0);
-    config.lr(5e-3).check_period(10).epsilon(1e-7).epsilon_max(1e-4).merge_dims(false);
+    config.lr(5e-3);
     config.log([](foam::LogLevel, std::string_view line) { std::printf("%.*s\n", int(line.size()), line.data()); });
     foam::Optimizer optimizer(config, described);
     foam::StepOptions options;

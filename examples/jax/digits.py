@@ -116,7 +116,7 @@ def main():
     decays = lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params)
     curves = {}
     curves["adamw"], _ = train("adamw", optax.adamw(schedule, 0.95, 0.995, weight_decay=DECAY, mask=decays))
-    options = dict(weight_decay=DECAY, weight_decay_mask=decays, check_period=10, epsilon=1e-6, epsilon_max=1e-4)
+    options = dict(weight_decay=DECAY, weight_decay_mask=decays)
     optimizer = foam(schedule, merge_dims=False, num_threads=2, **options)
     curves["foam"], state = train("foam", optimizer, lambda state: foam_stats_csv(stats, state))
     statistics = foam_stats(state)

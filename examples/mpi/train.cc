@@ -88,7 +88,7 @@ void train(const std::string &path, int epochs, const std::string &checkpoint) {
         described.emplace_back("layer" + std::to_string(index + 1) + ".bias", bias);
     }
     foam::Config config;
-    config.lr(5e-3).check_period(10).epsilon(1e-7).epsilon_max(1e-4).merge_dims(false).max_factor_dim(32);
+    config.lr(5e-3).max_factor_dim(32);
     foam::Optimizer optimizer(config, comm, described);
 
     std::vector<std::size_t> order(train.size());

@@ -28,7 +28,7 @@ def call(name, *arguments):
 config, optimizer, param, args = create_string_buffer(4096), c_void_p(), Param(), StepArgs()
 shape, w, g = (c_int64 * 2)(8, 4), (c_float * 32)(*[1.5] * 32), (c_float * 32)()
 call("foam_config_init", config, c_size_t(4096), None)
-for key, value in {"lr": "0.01", "epsilon": "1e-3", "epsilon_max": "1e-1"}.items():
+for key, value in {"lr": "0.01", "tau": "0.5"}.items():
     call("foam_config_set", config, key.encode(), value.encode())
 call("foam_param_init", byref(param), c_size_t(sizeof(param)))
 param.name, param.shape, param.ndim = b"weight", addressof(shape), 2

@@ -57,7 +57,7 @@ def main():
         "output.weight": random.normal(0, 128**-0.5, (128, 10)).astype(np.float32),
         "output.bias": np.zeros(10, np.float32),
     }
-    options = dict(lr=2e-3, check_period=10, epsilon=1e-6, epsilon_max=1e-5)
+    options = dict(lr=2e-3)
     with foam.Optimizer(weights, **options) as optimizer:
         print(foam.build_info())
         for epoch in range(1, EPOCHS + 1):

@@ -89,7 +89,7 @@ def main():
     print(foam.build_info())
     train("AdamW", lambda model: torch.optim.AdamW(groups(model), lr=LR, betas=(0.95, 0.995)))
     # Damping is in units of the squared gradient, and these gradients are large; kernels keep their four axes.
-    options = dict(check_period=5, epsilon=1e-4, epsilon_max=3e-3, merge_dims=False)
+    options = dict(check_period=5)
     optimizer = train("FOAM", lambda model: foam.torch.FOAM(model, lr=LR, weight_decay=1e-2, **options))
     stats = optimizer.stats()
     print(

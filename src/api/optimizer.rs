@@ -19,7 +19,7 @@ use std::fmt;
 /// # fn main() -> foam::Result<()> {
 /// use foam::{Config, Optimizer, Param};
 ///
-/// let config = Config { lr: 0.01, epsilon: 1e-3, epsilon_max: 0.1, ..Config::default() };
+/// let config = Config { lr: 0.01, ..Config::default() };
 /// let mut optimizer = Optimizer::new(config, [Param::new("w", &[8, 4])])?;
 /// let mut w = vec![1.5f32; 32];
 /// for _ in 0..300 {

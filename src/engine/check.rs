@@ -59,7 +59,7 @@ impl Engine {
         // Of a borrowed state on a device that works on its own the host knows nothing before it asks, which means
         // waiting: all factors are sensed before that, unless what to sense depends on the answer.
         let mut known = !self.borrowed || self.device.is_synchronous();
-        if !known && policy::searches(self.config.policy) {
+        if !known && policy::looks_at_age(self.config.policy) {
             self.sense(rules, &[])?;
             known = true;
         }

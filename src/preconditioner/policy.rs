@@ -83,6 +83,11 @@ pub fn certifies(policy: Policy) -> bool {
     policy == Policy::Sandwich
 }
 
+/// Whether what is sensed depends on the factor's age.
+pub fn looks_at_age(policy: Policy) -> bool {
+    searches(policy) || certifies(policy)
+}
+
 /// Decides about a factor with a basis, and writes what was seen into its record.
 ///
 /// `exponent` is 1/p, `growth` is g(m) of [`super::bound`], `damping` gives ε₀.

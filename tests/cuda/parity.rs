@@ -141,6 +141,7 @@ fn every_policy_agrees_with_the_cpu() {
             "foam_no_refresh",
             "diagonal_residual",
             "foam_certified",
+            "sandwich",
             "grafting_only",
         ] {
             parity("reference", &format!("policy={policy}"), Dtype::F64, Dtype::F64, 1e-9);

@@ -55,7 +55,7 @@ impl Calls {
             state: Vec::new(),
             workspace: bytes,
             next: 100,
-            waits: if options.contains("foam_certified") { 2 } else { 1 },
+            waits: if options.contains("foam_certified") || options.contains("sandwich") { 2 } else { 1 },
             shape,
         };
         let mut tensors = Vec::new();
@@ -237,7 +237,9 @@ fn the_handlers_do_what_a_handle_does() {
 #[test]
 fn every_policy_and_option_agrees() {
     simulated_with(&["eager"], &[], || {
-        for policy in ["foam_fixed_epsilon", "foam_no_refresh", "diagonal_residual", "foam_certified"] {
+        for policy in
+            ["foam_fixed_epsilon", "foam_no_refresh", "diagonal_residual", "foam_certified", "sandwich"]
+        {
             race(&format!("policy={policy}"), &[6, 5], 3, 14);
         }
         race("grafting=none beta1=0", &[7], 3, 14);

@@ -25,7 +25,7 @@ OPTIONS = dict(check_period=2, beta2=0.9, epsilon=1e-6, epsilon_max=1e-3, lr=0.0
 
 def options(dice):
     chosen = dict(OPTIONS, num_threads=dice.choice([1, 2, 3]), max_factor_dim=dice.choice([4, 1024]))
-    chosen["policy"] = dice.choice(["foam", "stale", "diagonal_residual", "foam_certified"])
+    chosen["policy"] = dice.choice(["foam", "stale", "diagonal_residual", "foam_certified", "sandwich"])
     return chosen
 
 

@@ -23,8 +23,15 @@ impl Life {
             spec
         });
         let specs = specs.collect();
-        let policies =
-            ["foam", "stale", "foam_fixed_epsilon", "foam_no_refresh", "diagonal_residual", "foam_certified"];
+        let policies = [
+            "foam",
+            "stale",
+            "foam_fixed_epsilon",
+            "foam_no_refresh",
+            "diagonal_residual",
+            "foam_certified",
+            "sandwich",
+        ];
         let options = format!(
             "policy={} check_period={} beta2={} momentum={} tau={} grafting={} max_factor_dim={} merge_dims={} \
              weight_decay={} epsilon=1e-6 epsilon_max=1e-3 lr=0.01 nonfinite={}",

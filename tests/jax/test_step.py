@@ -18,6 +18,7 @@ VARIANTS = {
     "no_refresh": dict(policy="foam_no_refresh"),
     "residual": dict(policy="diagonal_residual"),
     "certified": dict(policy="foam_certified"),
+    "sandwich": dict(policy="sandwich"),
     "grafting_only": dict(policy="grafting_only"),
     "paper": dict(preset="paper"),
     "late_start": dict(start_step=5, grafting="sgd"),

@@ -69,6 +69,9 @@ def append_snapshot(path: Any, handle: Handle, group: int = 0) -> None:
     """Appends a row for every factor; the file gets a header if it is new."""
     stats = handle.stats()
     shared = {key: handle.options[key] for key in ("policy", "tau", "epsilon_max")}
+    if handle.options["epsilon_mode"] == "relative":
+        # In units of each factor's largest eigenvalue: not a limit of the column epsilon.
+        shared["epsilon_max"] = ""
     shared.update((key, value) for key, value in stats.items() if key.startswith("seconds_"))
     shared.update(group=group, step=stats["steps"])
     new = not os.path.exists(path) or os.path.getsize(path) == 0

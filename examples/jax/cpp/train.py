@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
-OPTIONS = "weight_decay=0;epsilon=1e-3;epsilon_max=1e-1;check_period=5"
+OPTIONS = "check_period=5"
 COUNT, SHAPE, LR = 4, (8, 6), 0.02
 
 
