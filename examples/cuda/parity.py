@@ -244,7 +244,7 @@ def distance(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 
 def readings(factors: List[Dict[str, Any]], name: str) -> np.ndarray:
-    """One figure of every factor; those that do not exist are 0."""
+    """One statistic of every factor; those that do not exist are 0."""
     return np.nan_to_num(np.array([float(factor[name]) for factor in factors] or [0.0]), nan=0.0)
 
 
