@@ -286,7 +286,7 @@ mod tests {
     use crate::tensor::DType;
 
     fn plan(shapes: &[&[usize]], limit: i64) -> (Config, Plan) {
-        let config = Config { max_factor_dim: limit, ..Config::default() };
+        let config = Config { max_factor_dim: limit, ..Config::reference() };
         let spec = |(number, shape): (usize, &&[usize])| ParamSpec {
             name: format!("w{number}"),
             shape: shape.to_vec(),

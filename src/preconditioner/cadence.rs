@@ -104,7 +104,7 @@ mod tests {
             check_period: 15,
             front_period: 5,
             front_steps: 20,
-            ..Config::default()
+            ..Config::reference()
         };
         assert_eq!(checks(&front, 62), [1, 6, 11, 16, 21, 31, 46, 61]);
         let reference = Config { cadence: Cadence::Reference, ..front.clone() };
@@ -119,7 +119,7 @@ mod tests {
             cadence: Cadence::Paper,
             refresh_schedule: RefreshSchedule::Geometric,
             refresh_growth: 1.5,
-            ..Config::default()
+            ..Config::reference()
         };
         assert_eq!(checks(&config, 50), [1, 2, 3, 4, 6, 9, 13, 19, 28, 42]);
         let reference = Config { cadence: Cadence::Reference, refresh_growth: 2.0, ..config };

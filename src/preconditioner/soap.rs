@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn kappa_above_its_threshold_refreshes() {
-        let config = Config { kappa_threshold: 0.5, ..Config::default() };
+        let config = Config { kappa_threshold: 0.5, ..Config::reference() };
         let mut record = FactorRecord::new(1e-9);
         let sensed = |kappa| Sensed { kappa, ..Sensed::default() };
         assert!(matches!(decide(&config, &mut record, &sensed(0.4)), Action::Reuse { .. }));
