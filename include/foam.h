@@ -94,7 +94,7 @@ typedef int32_t foam_status;
 /** A checkpoint is truncated, foreign, or belongs to another model. */
 #define FOAM_BAD_CHECKPOINT 9
 
-/** A collective callback failed (reserved). */
+/** A collective of `foam_comm` failed, or did not deliver; the message says whether parameters were written. */
 #define FOAM_COLLECTIVE_FAILED 10
 
 /** The caller asked to stop (reserved). */
@@ -275,6 +275,30 @@ typedef struct foam_tensor {
 /** Rounding's negative eigenvalues become zero. */
 #define FOAM_NEGATIVE_CLAMP 1
 
+/** Inverse roots of the statistics times the filtered gradient. */
+#define FOAM_PRECONDITIONER_SHAMPOO 0
+
+/** SOAP: Adam in the eigenbasis of the statistics. */
+#define FOAM_PRECONDITIONER_SOAP 1
+
+/** SOAP's statistics in the parameter's own axes, as in the authors' code. */
+#define FOAM_SOAP_EXACT 0
+
+/** SOAP's statistics in the basis: equal in exact arithmetic, and cheaper. */
+#define FOAM_SOAP_IN_BASIS 1
+
+/** Checks every `check_period` steps. */
+#define FOAM_SCHEDULE_FIXED 0
+
+/** Checks every `front_period` steps in the first `front_steps`, then every `check_period`. */
+#define FOAM_SCHEDULE_FRONT_LOADED 1
+
+/** Checks at t = 1, then at t <- ceil(refresh_growth * t). */
+#define FOAM_SCHEDULE_GEOMETRIC 2
+
+/** Checks every `check_period` steps; SOAP's basis is refreshed where kappa is above `kappa_threshold`. */
+#define FOAM_SCHEDULE_KAPPA 3
+
 /** No fault. */
 #define FOAM_FAULT_NONE 0
 
@@ -411,18 +435,30 @@ typedef struct foam_config {
     void *allocator_user;
     /** `FOAM_EPSILON_*`: the unit of the dampings. */
     int32_t epsilon_mode;
-    /** Precondition vectors and scalars too; else they take the grafted method's step. */
+    /** Precondition vectors and scalars too; else they take the grafted method's step (SOAP: plain Adam). */
     int32_t precondition_1d;
     /** Merging leaves the first dimension alone, so that a matrix stays a matrix. */
     int32_t keep_matrix;
+    /** `FOAM_PRECONDITIONER_*`: which preconditioner gives the direction. */
+    int32_t preconditioner;
+    /** `FOAM_SOAP_*`: where SOAP keeps its statistics. */
+    int32_t soap_form;
+    /** `FOAM_SCHEDULE_*`: at which steps factors are checked (policy stale and SOAP: refreshed). */
+    int32_t refresh_schedule;
+    /** SOAP: divide the direction of a block by its root mean square. */
+    int32_t normalize_grads;
     /** Must be 0. */
     int32_t reserved2;
-    /** Steps between checks while a parameter's step is at most `early_steps`; 0 means `check_period`. */
-    int64_t early_check_period;
-    /** See `early_check_period`. */
-    int64_t early_steps;
-    /** A refresh is due when a basis is this many times as old as it was made; 0 means never. */
+    /** SOAP: a side larger than this has no basis; 0 means no limit. */
+    int64_t max_precond_dim;
+    /** Steps between checks in the first part of the schedule front_loaded. */
+    int64_t front_period;
+    /** Steps of that part; 0 means 4 / (1 - beta2). */
+    int64_t front_steps;
+    /** Factor from a check to the next in the schedule geometric, in [1.01, 1000]. */
     double refresh_growth;
+    /** Kappa above which the schedule kappa refreshes. */
+    double kappa_threshold;
 } foam_config;
 
 /**
@@ -454,6 +490,16 @@ typedef struct foam_param {
     double weight_decay_scale;
     /** The inverse root's p for this parameter; 0 (the default) means the configuration's. */
     double root;
+    /**
+     * The axis of `shape` of which this rank holds a part, with `foam_create_ranks`; -1 (the default) if it holds
+     * the whole parameter. `shape` is that of the whole parameter on every rank; the tensors of a step have
+     * `shard_length` places on this axis.
+     */
+    int64_t shard_axis;
+    /** First place of the part. */
+    int64_t shard_start;
+    /** Places of the part; 0 if this rank holds nothing of the parameter (its tensors' `data` may then be NULL). */
+    int64_t shard_length;
 } foam_param;
 
 /**
@@ -518,7 +564,7 @@ typedef struct foam_stats_info {
     uint64_t factors;
     /** Checks of factors: what stale Shampoo would spend an eigendecomposition on each time. */
     uint64_t checks;
-    /** Eigendecompositions done. */
+    /** Eigendecompositions done (SOAP: refreshes of a basis, the first and those by QR). */
     uint64_t evd_calls;
     /** Checks that kept the stale basis. */
     uint64_t reuse_calls;
@@ -568,6 +614,12 @@ typedef struct foam_stats_info {
     uint64_t bound_spectral;
     /** Reuses certified by the sandwich bound itself (policy `sandwich`). */
     uint64_t bound_sandwich;
+    /** Collectives of `foam_comm` so far; 0 alone. */
+    uint64_t collectives;
+    /** Bytes that this rank gave to others in them. */
+    uint64_t bytes_sent;
+    /** Bytes that it received from others. */
+    uint64_t bytes_received;
 } foam_stats_info;
 
 /** No check yet. */
@@ -599,9 +651,6 @@ typedef struct foam_stats_info {
 
 /** Reuse; nothing changed. */
 #define FOAM_BRANCH_REUSE_SAME 9
-
-/** An eigendecomposition because the basis is older than `refresh_growth` allows. */
-#define FOAM_BRANCH_EVD_AGE 10
 
 /** Statistics of one Kronecker factor. Values that do not exist yet are NaN. */
 typedef struct foam_factor_info {
@@ -650,7 +699,7 @@ typedef struct foam_factor_info {
     uint64_t last_check;
     /** Checks. */
     uint64_t checks;
-    /** Eigendecompositions. */
+    /** Eigendecompositions (SOAP: refreshes of the basis, the first and those by QR). */
     uint64_t evd_calls;
     /** Checks that kept the stale basis. */
     uint64_t reuse_calls;
@@ -678,6 +727,8 @@ typedef struct foam_factor_info {
     uint64_t bound_spectral;
     /** Reuses certified by the sandwich bound itself (policy `sandwich`). */
     uint64_t bound_sandwich;
+    /** SOAP: kappa of the last check, how far the statistic was from diagonal in the basis in use; 0 is fresh. */
+    double kappa;
 } foam_factor_info;
 
 /** The factor's statistic: the running second moment, not bias-corrected; dim x dim. */
@@ -737,7 +788,24 @@ typedef struct foam_block_info {
     int64_t shape[FOAM_BLOCK_MAX_NDIM];
     /** Elements of the parameter between neighbours along each axis; those behind `ndim` are 0. */
     int64_t strides[FOAM_BLOCK_MAX_NDIM];
+    /** The rank that works on the block and holds its state; 0 without a `foam_comm`. */
+    int64_t owner;
+    /**
+     * Multiplications per step on average, which the owners are chosen by: `step_cost` + (`check_cost` +
+     * `refresh_cost` / 4) / `check_period`, with the policy stale all of `refresh_cost`.
+     */
+    uint64_t cost;
 } foam_block_info;
+
+/** A part of the bytes of one parameter's state, see `foam_read_states`. */
+typedef struct foam_state_part {
+    /** First byte. */
+    uint64_t offset;
+    /** Bytes; may be 0. */
+    uint64_t bytes;
+    /** Host memory of as many bytes; may be NULL for none. */
+    void *data;
+} foam_state_part;
 
 /** No preconditioner: the blocks take the grafted method's step (needs a grafting). */
 #define FOAM_STACK_GRAFTING_ONLY 1
@@ -757,7 +825,8 @@ typedef struct foam_block_info {
  * set shape, ndim, count and dtype. Blocks are taken as they are: `merge_dims` and `max_factor_dim` do
  * nothing here, and neither do `lr_scale` and `nonfinite`.
  *
- * One step is three calls, `foam_stack_accumulate`, `foam_stack_check` and `foam_stack_apply`. They do what
+ * One step is three calls, `foam_stack_accumulate`, `foam_stack_check` and `foam_stack_apply` (for SOAP
+ * `foam_stack_accumulate`, `foam_stack_apply` and `foam_stack_check`). They do what
  * `foam_step` does to parameters of that shape, with equal bits. There is no handle: calls may overlap as
  * long as they write different buffers. Threads are shared by all calls with the same `num_threads`.
  */
@@ -787,8 +856,8 @@ typedef struct foam_stack {
 #define FOAM_STACK_CLOCK 0
 
 /**
- * The record of every factor, u32[count, ndim, 50]: ten doubles (epsilon, proxy, max_proxy, relative_change,
- * alpha, gap_bound, residual, noise_floor, eigenvalue_min, eigenvalue_max), then fifteen 64-bit whole numbers
+ * The record of every factor, u32[count, ndim, 52]: eleven doubles (epsilon, proxy, max_proxy, relative_change,
+ * alpha, gap_bound, residual, noise_floor, eigenvalue_min, eigenvalue_max, kappa), then fifteen 64-bit whole numbers
  * (last_branch, 1 once there is a basis, last_refresh, last_check, checks, evd_calls, reuse_calls,
  * proxy_calls, epsilon_updates, cap_refreshes, residual_calls, failed_evds, fallback_double, fallback_svd,
  * fallback_stale, bound_exceeded, bound_average, bound_spectral, bound_sandwich), as in `foam_factor_info`.
@@ -818,6 +887,9 @@ typedef struct foam_stack {
 
 /** Spectra of an axis as the last refresh gave them (policy sandwich). */
 #define FOAM_STACK_FRESH_SPECTRUM 9
+
+/** Statistics of an axis in its basis (`soap_form` = in_basis); the lower triangle of their transpose counts. */
+#define FOAM_STACK_ROTATED_STATISTIC 10
 
 /** One state buffer of a stack, as `foam_stack_layout` describes it: row-major and contiguous. */
 typedef struct foam_stack_buffer {
@@ -976,6 +1048,56 @@ typedef struct foam_record_field {
 /** Version of `foam_api` that this header describes; it is raised when functions are appended. */
 #define FOAM_API_VERSION 1
 
+/** The most ranks that may share an optimizer. */
+#define FOAM_MAX_RANKS 65536
+
+/**
+ * Gives every rank some bytes, and takes some from every rank: `send` holds the messages to rank 0, 1, ... one
+ * behind the other, of `send_bytes[0]`, `send_bytes[1]`, ... bytes, and `recv` receives those of rank 0, 1, ...
+ * likewise. Returns 0, or the caller's own code of an error once the call has failed or timed out. `send` and
+ * `recv` are host memory; `stream` is that of the step.
+ */
+typedef int32_t (*foam_all_to_allv_fn)(void *user,
+                                       const void *send,
+                                       const uint64_t *send_bytes,
+                                       void *recv,
+                                       const uint64_t *recv_bytes,
+                                       void *stream);
+
+/**
+ * Gives all ranks the same `bytes` bytes of `send`; `recv` receives those of rank 0, 1, ... (the own ones too) one
+ * behind the other, of `recv_bytes[0]`, `recv_bytes[1]`, ... bytes. Otherwise as `foam_all_to_allv_fn`.
+ */
+typedef int32_t (*foam_all_gatherv_fn)(void *user,
+                                       const void *send,
+                                       uint64_t bytes,
+                                       void *recv,
+                                       const uint64_t *recv_bytes,
+                                       void *stream);
+
+/**
+ * How ranks reach each other: two collectives of the caller (MPI, NCCL, gloo, ...), which move bytes and compute
+ * nothing. All ranks make the same calls on their optimizers in the same order; the library then makes the same
+ * collectives in the same order on each, on the thread that is inside the call. A collective should time out: a
+ * rank that died is only noticed by it.
+ */
+typedef struct foam_comm {
+    /** Bytes of this struct, set by the caller. */
+    uint32_t struct_size;
+    /** This rank, from 0. */
+    int32_t rank;
+    /** Number of ranks. */
+    int32_t size;
+    /** Must be 0. */
+    uint32_t flags;
+    /** First argument of both. */
+    void *user;
+    /** Every rank gives every rank its own bytes. */
+    foam_all_to_allv_fn all_to_allv;
+    /** Every rank gives all ranks the same bytes. */
+    foam_all_gatherv_fn all_gatherv;
+} foam_comm;
+
 /** Version of the ABI that the loaded library implements: MAJOR << 16 | MINOR. */
 uint32_t foam_abi_version(void);
 
@@ -986,9 +1108,10 @@ const char *foam_build_info(void);
 const char *foam_status_name(foam_status status);
 
 /**
- * Fills `config` with a preset: NULL or "reference" (the paper's ViT setting on the schedule of
- * the authors' code) or "paper" (Algorithms 1-3 as printed). `struct_size` is
- * `sizeof(foam_config)` as the caller was compiled.
+ * Fills `config` with a preset: NULL or "default" (works without tuning: relative damping, the policy sandwich),
+ * "reference" (the paper's ViT setting on the schedule of the authors' code), "paper" (Algorithms 1-3 as
+ * printed) or "soap" (SOAP). `struct_size` is `sizeof(foam_config)` as the caller was compiled. For a program
+ * compiled before the preset "default" existed, NULL means "reference", as it did then.
  *
  * Contract: `config` points to `struct_size` writable bytes; `preset` is NULL or a C string; `error` is NULL
  * or a record.
@@ -1069,6 +1192,21 @@ foam_status foam_create(const foam_config *config,
                         foam_error *error);
 
 /**
+ * Creates an optimizer whose work and state are shared by the ranks of `comm`, which all make this call with the
+ * same configuration and parameters. What differs is an error on every rank that names it. Nothing but the
+ * callbacks of `comm` and its `user` is kept.
+ *
+ * Contract: As `foam_create`; `comm` is a struct whose `struct_size` is set and whose callbacks work until the optimizer is
+ * destroyed.
+ */
+foam_status foam_create_ranks(const foam_config *config,
+                              const foam_comm *comm,
+                              const foam_param *params,
+                              size_t count,
+                              foam_optimizer **out,
+                              foam_error *error);
+
+/**
  * Waits until all work on the optimizer's device is done. On the CPU nothing is ever pending.
  *
  * Contract: `optimizer` came from `foam_create`; `error` is NULL or a record.
@@ -1115,13 +1253,14 @@ foam_status foam_step(foam_optimizer *optimizer,
  * Changes one option of a live optimizer; the next step uses it, and no state moves. Keys and values are those of
  * `foam_config_set`. Live are lr, weight_decay, decoupled_weight_decay, the dampings (epsilon, epsilon_left,
  * epsilon_right, epsilon_max), tau, residual_threshold, check_period, grafting_epsilon, nonfinite,
- * negative_eigenvalues, noise_floor, nesterov, ema_momentum, nadam, inject_fault and inject_fault_step, and as long
- * as they switch nothing on or off also beta1, beta2, grafting_beta2 and momentum. The others shape the state and
- * are refused by name with the reason.
+ * negative_eigenvalues, noise_floor, nesterov, ema_momentum, nadam, inject_fault, inject_fault_step,
+ * refresh_schedule, front_period, front_steps, refresh_growth and kappa_threshold, and as long as they switch nothing
+ * on or off also beta1, beta2, grafting_beta2 and momentum. The others shape the state and are refused by name with
+ * the reason.
  *
  * The configuration is validated as a whole; a refused value changes nothing. A new damping is used from the next
- * check on. A new check_period leaves the first check where it was. Bias corrections take a new beta as if it had
- * been in use from the first step.
+ * check on. A new check_period or schedule leaves the first check where it was. Bias corrections take a new beta as
+ * if it had been in use from the first step.
  *
  * Contract: `optimizer` came from `foam_create`; `key` and `value` are C strings; `error` is NULL or a record.
  */
@@ -1219,6 +1358,22 @@ foam_status foam_plan_blocks(const foam_config *config,
                              foam_error *error);
 
 /**
+ * Lists the blocks as `foam_plan_blocks` does, with the owners that they have among `ranks` ranks: the longest work
+ * goes first, to the rank that has the least so far, with a bound on the bytes. Every rank finds the same owners.
+ *
+ * Contract: As `foam_plan_blocks`.
+ */
+foam_status foam_plan_owners(const foam_config *config,
+                             const foam_param *params,
+                             size_t param_count,
+                             int32_t ranks,
+                             foam_block_info *items,
+                             size_t item_size,
+                             size_t capacity,
+                             size_t *count,
+                             foam_error *error);
+
+/**
  * Lists the blocks of an optimizer, as `foam_plan_blocks` does. Works after a panic too.
  *
  * Contract: `optimizer` came from `foam_create`; `items` has `capacity` * `item_size` writable bytes; `count` is writable;
@@ -1235,6 +1390,8 @@ foam_status foam_blocks(foam_optimizer *optimizer,
  * Writes the whole state to a safetensors file, keyed by parameter name. The file appears whole or
  * not at all: a temporary file beside it is flushed to the disk and then renamed. A symbolic link is
  * followed, the permissions of a file that is replaced are kept, and what is no regular file is refused.
+ * With a `foam_comm` all ranks make this call, and rank 0 writes the one file, which is the same for every number
+ * of ranks.
  *
  * Contract: `optimizer` came from `foam_create`; `path` is a C string; `error` is NULL or a record.
  */
@@ -1245,7 +1402,8 @@ foam_status foam_save_file(foam_optimizer *optimizer,
 /**
  * Reads the state that `foam_save_file` wrote, into an optimizer created for the same parameters (in
  * any order) with options that give the same state. The run then continues bit for bit. A file that
- * does not fit is refused with the reason, and nothing changes.
+ * does not fit is refused with the reason, and nothing changes. With a `foam_comm` all ranks make this call, each
+ * reads its own blocks, and the number of ranks may be another than that of the save.
  *
  * Contract: `optimizer` came from `foam_create`; `path` is a C string; `error` is NULL or a record.
  */
@@ -1255,7 +1413,8 @@ foam_status foam_load_file(foam_optimizer *optimizer,
 
 /**
  * Writes what `foam_save_file` writes into `data` of `capacity` bytes. `*size` receives the number of
- * bytes; pass `data` = NULL to ask for it, which does not read the state.
+ * bytes; pass `data` = NULL to ask for it, which does not read the state. With a `foam_comm` all ranks make this
+ * call with room enough, and each receives all of the state.
  *
  * Contract: `optimizer` came from `foam_create`; `data` is NULL or has `capacity` writable bytes; `size` is
  * writable; `error` is NULL or a record.
@@ -1275,6 +1434,45 @@ foam_status foam_load_memory(foam_optimizer *optimizer,
                              const void *data,
                              size_t size,
                              foam_error *error);
+
+/**
+ * `*bytes` receives the bytes of the state of parameter `param_index` in the form of `foam_read_states`: the same
+ * on every rank and for every number of ranks.
+ *
+ * Contract: `optimizer` came from `foam_create`; `bytes` is writable; `error` is NULL or a record.
+ */
+foam_status foam_param_state_bytes(foam_optimizer *optimizer,
+                                   int64_t param_index,
+                                   uint64_t *bytes,
+                                   foam_error *error);
+
+/**
+ * Copies a part of every parameter's state, `parts[i]` of parameter i, for frameworks that keep the optimizer's
+ * state parameter by parameter, and shard it themselves. With a `foam_comm` all ranks make this call together, each
+ * with the parts that it wants. The bytes are those of the parameter's tensors in the checkpoint file, in the file's
+ * order, and do not depend on the number of ranks; they belong to this version of the library and these options.
+ *
+ * Contract: `optimizer` came from `foam_create`; `parts` has `count` elements, whose memory is writable; `error` is NULL or a
+ * record.
+ */
+foam_status foam_read_states(foam_optimizer *optimizer,
+                             const foam_state_part *parts,
+                             size_t count,
+                             foam_error *error);
+
+/**
+ * Takes over what `foam_read_states` gave. Together the parts of all ranks must have all bytes of every parameter;
+ * several ranks may have the same ones. `steps` and `skipped_steps` become those of `foam_stats`. What does not fit
+ * is refused on every rank, and nothing changes.
+ *
+ * Contract: As `foam_read_states`; the parts' memory is only read.
+ */
+foam_status foam_write_states(foam_optimizer *optimizer,
+                              const foam_state_part *parts,
+                              size_t count,
+                              uint64_t steps,
+                              uint64_t skipped_steps,
+                              foam_error *error);
 
 /**
  * Fills `stack` with the defaults: one f32 block without a shape yet, scale 1, the configuration's root.
@@ -1360,7 +1558,8 @@ foam_status foam_stack_accumulate(const foam_config *config,
  * Second part of a step: measures, decides, refreshes and re-damps the factors of the blocks that took part
  * and whose clock says that a check is due. Call it in every step, or at least in every step with a check.
  * Reads info, clock, record, statistics, bases, spectra and inverse roots; writes all of these but clock and
- * statistics.
+ * statistics. SOAP's basis is checked after `foam_stack_apply`: its check reads info, clock, record, statistics,
+ * bases, filter and moment, and writes all of these but clock and (`soap_form` = exact) statistics.
  *
  * Contract: As `foam_stack_accumulate`.
  */
@@ -1372,7 +1571,8 @@ foam_status foam_stack_check(const foam_config *config,
 /**
  * Last part of a step: the updates, to be added to the parameters. Reads grads, params, info, clock, inverse
  * roots, filter, moment and momentum; writes update, filter, moment, momentum and info. A block that took no
- * part gets an update of zeros and keeps its state.
+ * part gets an update of zeros and keeps its state. SOAP reads the bases in place of the inverse roots; with
+ * `soap_form` = in_basis it adds the projected gradient to the statistics here.
  *
  * Contract: As `foam_stack_accumulate`.
  */
@@ -1430,7 +1630,7 @@ void *foam_xla_accumulate(void *call_frame);
 /**
  * `foam_stack_check` as an XLA FFI handler, as `foam_xla_accumulate`. Operands: info, clock, record,
  * statistic_*, basis_*, spectrum_*, inverse_root_*. Results: record, basis_*, spectrum_*, inverse_root_*,
- * info, workspace.
+ * info, workspace. SOAP has other ports (`foam_stack_ports` lists them), and is checked after `foam_xla_apply`.
  *
  * Contract: `call_frame` is a call frame of XLA's.
  */
@@ -1578,6 +1778,16 @@ typedef struct foam_api {
     void *(*xla_apply_cuda)(void *call_frame);
     /** `foam_cuda_probe` */
     foam_status (*cuda_probe)(int32_t *usable, char *text, size_t capacity, size_t *needed, foam_error *error);
+    /** `foam_create_ranks` */
+    foam_status (*create_ranks)(const foam_config *config, const foam_comm *comm, const foam_param *params, size_t count, foam_optimizer **out, foam_error *error);
+    /** `foam_plan_owners` */
+    foam_status (*plan_owners)(const foam_config *config, const foam_param *params, size_t param_count, int32_t ranks, foam_block_info *items, size_t item_size, size_t capacity, size_t *count, foam_error *error);
+    /** `foam_param_state_bytes` */
+    foam_status (*param_state_bytes)(foam_optimizer *optimizer, int64_t param_index, uint64_t *bytes, foam_error *error);
+    /** `foam_read_states` */
+    foam_status (*read_states)(foam_optimizer *optimizer, const foam_state_part *parts, size_t count, foam_error *error);
+    /** `foam_write_states` */
+    foam_status (*write_states)(foam_optimizer *optimizer, const foam_state_part *parts, size_t count, uint64_t steps, uint64_t skipped_steps, foam_error *error);
 } foam_api;
 
 /**
