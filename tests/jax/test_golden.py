@@ -16,7 +16,7 @@ def run(case, precision):
     """The report of a replay; the state is donated, the last subtraction is the engine's."""
     options = {key: value for key, value in case.options.items() if key != "lr"}
     decay, lr = options.pop("weight_decay", 0.0), case.options["lr"]
-    # SOAP's weights decay after the step, which takes the learning rate: it is done here.
+    # SOAP's weights decay after every step but the first, which takes the learning rate: it is done here.
     after, decay = (lr * decay, 0.0) if case.preset == "soap" else (0.0, decay)
     own = {f"p{index}": {"root": root} for index, root in enumerate(case.roots)}
     optimizer = scale_by_foam(
@@ -34,7 +34,8 @@ def run(case, precision):
         for name, update in updates.items():
             own_type = weights[name].dtype.type
             weights[name] = weights[name] - own_type(lr) * np.asarray(update)
-            weights[name] = weights[name] - own_type(after) * weights[name]
+            if number > 1:
+                weights[name] = weights[name] - own_type(after) * weights[name]
         comparison.factors(number, foam_stats(state)["factors"])
         if number in kept:
             for name, weight in weights.items():
