@@ -1,6 +1,8 @@
 //! Many ranks: the same bits as one process, for every number of ranks and every way to hold the parameters; and
 //! every fault is an error on all ranks.
 
+#![allow(clippy::duplicate_mod, reason = "the golden traces and the models both know the device")]
+
 #[path = "support/comm.rs"]
 mod comm;
 #[path = "support/golden/mod.rs"]
@@ -321,7 +323,7 @@ fn ranks<T: Send>(size: usize, fault: Fault, body: impl Fn(usize, Box<Member>) -
         let threads: Vec<_> = members
             .into_iter()
             .enumerate()
-            .map(|(rank, member)| scope.spawn(move || body(rank, member)))
+            .map(|(rank, member)| scope.spawn(move || body(rank, Box::new(member))))
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
