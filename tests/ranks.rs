@@ -315,7 +315,7 @@ fn ranks<T: Send>(size: usize, fault: Fault, body: impl Fn(usize, Box<Member>) -
         let threads: Vec<_> = members
             .into_iter()
             .enumerate()
-            .map(|(rank, member)| scope.spawn(move || body(rank, member)))
+            .map(|(rank, member)| scope.spawn(move || body(rank, Box::new(member))))
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })

@@ -7,7 +7,7 @@ use crate::support::stack::{Room, Shape, Stack, words};
 use crate::support::tensor::Dtype;
 use foam::abi::{foam_xla_accumulate, foam_xla_apply, foam_xla_check};
 
-const OPTIONS: &str = "check_period=3;epsilon=1e-3;epsilon_max=1e-1;num_threads=2;weight_decay=0.01";
+const OPTIONS: &str = "preset=reference;check_period=3;epsilon=1e-3;epsilon_max=1e-1;num_threads=2;weight_decay=0.01";
 const COUNT: i64 = 3;
 const DIMS: [i64; 2] = [6, 4];
 
@@ -122,7 +122,7 @@ impl Calls {
 }
 
 fn stack() -> Stack {
-    Stack::new("reference", &OPTIONS.replace(';', " "), Shape::new(&DIMS, COUNT as usize, Dtype::F32))
+    Stack::new("reference", &OPTIONS.replace("preset=reference;", "").replace(';', " "), Shape::new(&DIMS, COUNT as usize, Dtype::F32))
 }
 
 fn values(random: &mut Random) -> Vec<f32> {
@@ -309,7 +309,7 @@ fn every_attribute_is_checked_by_name() {
         ("options", Attr::Text("tau".into()), &["'options'", "'tau'", "key=value"]),
         ("options", Attr::Text("tau=1;preset=paper".into()), &["preset", "first"]),
         ("options", Attr::Text("preset=best".into()), &["'best'", "reference, paper or soap"]),
-        ("options", Attr::Text("epsilon_max=1e-12".into()), &["epsilon_max"]),
+        ("options", Attr::Text("preset=reference;epsilon_max=1e-12".into()), &["epsilon_max"]),
         ("options", Attr::Bytes(vec![0xFF, 0xFE]), &["'options'", "UTF-8"]),
         ("options", Attr::Real(1.0), &["'options'", "a string"]),
         ("order", Attr::Whole(0), &["'order' = 0", "1 to 8"]),
@@ -379,7 +379,7 @@ fn types_and_preconditioners_are_told_by_operands_and_attributes() {
     let attrs = attributes(&[
         ("preconditioned", Attr::Whole(0)),
         ("with_params", Attr::Whole(0)),
-        ("options", Attr::Text("weight_decay=0;beta1=0;grafting=sgd".into())),
+        ("options", Attr::Text("preset=reference;weight_decay=0;beta1=0;grafting=sgd".into())),
     ]);
     let clock = parts().0.clock;
     let info = Buffer::new(I32, &[COUNT]);

@@ -130,9 +130,9 @@ pub unsafe fn read(optimizer: &mut Optimizer, spans: &[Span], into: &[*mut u8]) 
     let mut send = || -> Result<()> {
         let (comm, mail) = ranks.post();
         mail.begin(0)?;
-        for to in 0..comm.size {
+        for (to, theirs) in wanted.iter().enumerate() {
             for item in items.iter().filter(|item| item.owner == rank && to != rank) {
-                if let Some((within, len)) = item.common(&wanted[to][item.param]) {
+                if let Some((within, len)) = item.common(&theirs[item.param]) {
                     buffer.clear();
                     buffer.resize(item.bytes as usize, 0);
                     fill(optimizer, &layout, &layout.tensors[item.tensor], item.at, &mut buffer)?;
@@ -263,10 +263,10 @@ pub unsafe fn write(
     for item in items.iter().filter(|item| item.owner == rank) {
         let bytes = &own[at..at + item.bytes as usize];
         at += bytes.len();
-        if let Content::Slots(_) = layout.tensors[item.tensor].content {
-            if let Some(slot) = optimizer.own_slot(layout.slots[item.at]) {
-                optimizer.write_slot(slot, bytes).map_err(|error| optimizer.abandon(error))?;
-            }
+        if let Content::Slots(_) = layout.tensors[item.tensor].content
+            && let Some(slot) = optimizer.own_slot(layout.slots[item.at])
+        {
+            optimizer.write_slot(slot, bytes).map_err(|error| optimizer.abandon(error))?;
         }
     }
     Ok(())

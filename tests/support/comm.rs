@@ -46,11 +46,10 @@ pub struct Member {
 
 impl World {
     /// A world of `size` ranks, with one fault.
-    pub fn members(size: usize, fault: Fault) -> Vec<Box<Member>> {
+    pub fn members(size: usize, fault: Fault) -> Vec<Member> {
         let state = State { posted: (0..size).map(|_| None).collect(), taken: 0, broken: false };
         let world = Arc::new(World { state: Mutex::new(state), changed: Condvar::new() });
-        let member =
-            |rank| Box::new(Member { world: world.clone(), rank, size, fault, count: 0, calls: Vec::new() });
+        let member = |rank| Member { world: world.clone(), rank, size, fault, count: 0, calls: Vec::new() };
         (0..size).map(member).collect()
     }
 }
