@@ -89,7 +89,7 @@ const PARTS: &[Part] = &[
     Part { name: "jax", share: 1.5, kind: Kind::Program(outside::jax) },
 ];
 
-/// A case that takes longer than this hangs.
+/// A case that says nothing for so long hangs, unless it still computes.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// A part that fails this often is given up.
 const MOST_FAILURES: usize = 5;
@@ -252,9 +252,10 @@ fn watch(part: &Part, command: &mut Command, row: &mut Row) -> Option<u64> {
         String::from_utf8_lossy(&bytes).into_owned()
     });
     let mut seed = None;
+    let (mut used, mut waited) = (0, 0);
     let hangs = loop {
         match lines.recv_timeout(PATIENCE) {
-            Ok(line) => match line.split_at_checked(1) {
+            Ok(line) => match line.split_at_checked(1).inspect(|_| waited = 0) {
                 Some(("@", number)) => {
                     seed = number.parse().ok();
                     row.cases += 1;
@@ -265,7 +266,14 @@ fn watch(part: &Part, command: &mut Command, row: &mut Row) -> Option<u64> {
                 }
                 _ => {}
             },
-            Err(mpsc::RecvTimeoutError::Timeout) => break true,
+            // On a busy machine a case may only be slow: what still computes gets more time.
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                let now = ticks(child.id());
+                if now < used + 5 || waited == 5 {
+                    break true;
+                }
+                (used, waited) = (now, waited + 1);
+            }
             Err(mpsc::RecvTimeoutError::Disconnected) => break false,
         }
     };
@@ -297,6 +305,13 @@ fn watch(part: &Part, command: &mut Command, row: &mut Row) -> Option<u64> {
         lines[lines.len().saturating_sub(25)..].join("\n")
     );
     Some(seed)
+}
+
+/// The time that a process has computed, in hundredths of a second.
+fn ticks(process: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    let fields = text.rsplit(')').next().unwrap_or_default().split(' ');
+    fields.skip(12).take(2).filter_map(|field| field.parse::<u64>().ok()).sum()
 }
 
 fn wait(child: &mut Child) -> std::process::ExitStatus {

@@ -309,6 +309,8 @@ fn work(job: &Job, worker: usize) {
 fn serve(shared: &Shared, worker: usize) {
     // A thread inherits the environment of the one that starts it, which need not be inside a call.
     crate::abi::float_env::keep_standard();
+    // Here, where nobody waits for it, and not with the first job.
+    let mut ready = super::product::ready().is_ok();
     let mut seen = 0;
     loop {
         for _ in 0..SPINS {
@@ -327,7 +329,8 @@ fn serve(shared: &Shared, worker: usize) {
         }
         let Some(job) = queue.job else { continue };
         // Without memory for products this one sits the job out; the others, or the caller, do it all.
-        if super::product::ready().is_err() {
+        ready = ready || super::product::ready().is_ok();
+        if !ready {
             continue;
         }
         queue.active += 1;
