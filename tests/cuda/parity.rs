@@ -40,6 +40,9 @@ fn every_golden_trace_agrees_in_f64() {
 
 #[test]
 fn every_golden_trace_agrees_in_f32() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated(|| golden_in(Precision::F32));
 }
 

@@ -2,11 +2,15 @@
 //! caught: a use after free, a missing event, a short workspace, a race in shared memory, a leak, and more.
 
 use crate::library::root;
-use crate::tier::say;
+use crate::tier::{self, Need, say};
 use std::process::Command;
 
 #[test]
 fn the_simulator_has_teeth() {
+    // It takes a build of the simulator's own test programs.
+    if !tier::runs(Need::Long) {
+        return;
+    }
     let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_string()));
     command.args(["test", "--manifest-path"]).arg(root().join("tests/cudasim/Cargo.toml"));
     command.arg("--target-dir").arg(root().join("target/cudasim"));
