@@ -7,7 +7,8 @@ use crate::support::stack::{Room, Shape, Stack, words};
 use crate::support::tensor::Dtype;
 use foam::abi::{foam_xla_accumulate, foam_xla_apply, foam_xla_check};
 
-const OPTIONS: &str = "preset=reference;check_period=3;epsilon=1e-3;epsilon_max=1e-1;num_threads=2;weight_decay=0.01";
+const OPTIONS: &str =
+    "preset=reference;check_period=3;epsilon=1e-3;epsilon_max=1e-1;num_threads=2;weight_decay=0.01";
 const COUNT: i64 = 3;
 const DIMS: [i64; 2] = [6, 4];
 
@@ -122,7 +123,11 @@ impl Calls {
 }
 
 fn stack() -> Stack {
-    Stack::new("reference", &OPTIONS.replace("preset=reference;", "").replace(';', " "), Shape::new(&DIMS, COUNT as usize, Dtype::F32))
+    Stack::new(
+        "reference",
+        &OPTIONS.replace("preset=reference;", "").replace(';', " "),
+        Shape::new(&DIMS, COUNT as usize, Dtype::F32),
+    )
 }
 
 fn values(random: &mut Random) -> Vec<f32> {

@@ -629,7 +629,7 @@ const ADDRESSABLE: u128 = 1 << 46;
 
 /// Whether a parameter of the merged shape `shape` has factors.
 fn is_preconditioned(config: &Config, spec: &ParamSpec, shape: &[usize]) -> bool {
-    let is_vector = shape.iter().filter(|d| **d > 1).count() < 2;
+    let is_vector = shape.len() < 2;
     !spec.grafting_only && config.policy != Policy::GraftingOnly && (config.precondition_1d || !is_vector)
 }
 

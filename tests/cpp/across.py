@@ -35,7 +35,7 @@ def there_and_back(dtype):
     """Four steps in Python, five in C++, three in Python: the bits of twelve steps in Python."""
     random = np.random.default_rng(7)
     shapes = {"matrix": (6, 4), "vector": (5,), "tall": (12, 3)}
-    options = {"check_period": 3, "max_factor_dim": 8, "lr": 0.05, "epsilon": 1e-6, "epsilon_max": 1e-2}
+    options = {"preset": "reference", "check_period": 3, "max_factor_dim": 8, "lr": 0.05, "epsilon": 1e-6, "epsilon_max": 1e-2}
     whole = {name: random.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
     parts = {name: weight.copy() for name, weight in whole.items()}
     gradients = [{n: random.standard_normal(s).astype(dtype) for n, s in shapes.items()} for _ in range(12)]

@@ -5,14 +5,14 @@
 
 /* The sequence's options, set by name. */
 static foam::Config by_name() {
-    foam::Config config;
+    foam::Config config("reference");
     for (const auto &[key, value] : sequence_options) config.set(key, value);
     return config;
 }
 
 /* The same, set by type. */
 static foam::Config by_type() {
-    return foam::Config()
+    return foam::Config("reference")
         .check_period(3)
         .max_factor_dim(8)
         .merge_dims(false)

@@ -5,7 +5,7 @@
 using foam::Status;
 
 static void a_bad_option() {
-    foam::Config config;
+    foam::Config config("reference");
     THROWS(config.set("tau", "0"), Status::invalid_argument, -1, "'tau'", "'0'", "(0, inf)");
     THROWS(config.set("grafting", "muon"), Status::invalid_argument, -1, "'grafting'", "muon", "adagrad");
     THROWS(config.set("taus", "1"), Status::invalid_argument, -1, "'taus'", "residual_threshold");
@@ -13,13 +13,13 @@ static void a_bad_option() {
     EXPECT(config.tau() == 0.75);
     const std::vector<foam::Param> params = {{"w", {2, 2}}};
     // What was set by type is checked at creation.
-    THROWS(foam::Optimizer(foam::Config().tau(-1.0), params), Status::invalid_argument, -1, "'tau'", "-1");
-    THROWS(foam::Optimizer(foam::Config().epsilon_max(1e-12), params), Status::invalid_argument, -1, "epsilon_max");
-    THROWS(foam::Optimizer::create(foam::Config().beta1(1.0), params), Status::invalid_argument, -1, "beta1", "[0, 1)");
+    THROWS(foam::Optimizer(foam::Config("reference").tau(-1.0), params), Status::invalid_argument, -1, "'tau'", "-1");
+    THROWS(foam::Optimizer(foam::Config("reference").epsilon_max(1e-12), params), Status::invalid_argument, -1, "epsilon_max");
+    THROWS(foam::Optimizer::create(foam::Config("reference").beta1(1.0), params), Status::invalid_argument, -1, "beta1", "[0, 1)");
 }
 
 static void a_bad_parameter() {
-    const foam::Config config;
+    const foam::Config config("reference");
     THROWS(foam::Optimizer(config, {{"a", {2}}, {"b", {2, 0}}}), Status::invalid_argument, 1, "'b'");
     THROWS(foam::Optimizer(config, {{"a", {2}}, {"a", {3}}}), Status::invalid_argument, 1, "'a'");
     foam::Param slow("slow", {2});
@@ -29,7 +29,7 @@ static void a_bad_parameter() {
 
 static void a_bad_step() {
     Sequence<float> model;
-    foam::Optimizer optimizer(foam::Config(), model.described());
+    foam::Optimizer optimizer(foam::Config("reference"), model.described());
     model.advance();
     auto params = model.param_tensors(), grads = model.grad_tensors();
     optimizer.step(params, grads);
@@ -65,10 +65,10 @@ static void a_bad_step() {
 }
 
 static void a_bad_read(const std::string &folder) {
-    const foam::Optimizer optimizer(foam::Config(), {{"w", {3, 2}}});
+    const foam::Optimizer optimizer(foam::Config("reference"), {{"w", {3, 2}}});
     THROWS(optimizer.factor_read(1, 0, 0, foam::FactorMatrix::basis), Status::invalid_argument, -1, "1");
     THROWS(optimizer.exact_gap(0, 0, 7), Status::invalid_argument, 0, "axis");
-    foam::Optimizer other(foam::Config(), {{"v", {3, 2}}});
+    foam::Optimizer other(foam::Config("reference"), {{"v", {3, 2}}});
     THROWS(other.load_memory(optimizer.save_memory()), Status::bad_checkpoint, 0, "'v'");
     THROWS(other.load_memory(std::vector<uint8_t>()), Status::bad_checkpoint, -1, "");
     THROWS(other.load_memory({1, 2, 3}), Status::bad_checkpoint, -1, "");
@@ -98,7 +98,7 @@ static void no_handle() {
 
 static void a_panic_poisons() {
     std::vector<float> w(4, 1.0f), g(4, 1.0f);
-    foam::Optimizer optimizer(foam::Config().inject_fault(foam::Fault::panic), {{"w", {4}}});
+    foam::Optimizer optimizer(foam::Config("reference").inject_fault(foam::Fault::panic), {{"w", {4}}});
     THROWS(optimizer.step({{w.data(), {4}}}, {{g.data(), {4}}}), Status::panic, -1, "panic");
     THROWS(optimizer.step({{w.data(), {4}}}, {{g.data(), {4}}}), Status::poisoned, -1, "");
     EXPECT(optimizer.stats().params == 1);
@@ -108,7 +108,7 @@ static void a_panic_poisons() {
 static void an_error_is_a_value() {
     static_assert(std::is_nothrow_copy_constructible_v<foam::Error>);
     try {
-        foam::Config().set("tau", "much");
+        foam::Config("reference").set("tau", "much");
         EXPECT(false);
     } catch (const std::exception &error) {
         SAME(error.what(), std::string("FOAM_INVALID_ARGUMENT: ") + dynamic_cast<const foam::Error &>(error).message());

@@ -29,7 +29,7 @@ struct Heap {
 };
 
 static foam::Config config() {
-    return foam::Config().check_period(3).max_factor_dim(8).merge_dims(false).num_threads(2).lr(0.05);
+    return foam::Config("reference").check_period(3).max_factor_dim(8).merge_dims(false).num_threads(2).lr(0.05);
 }
 
 /* A sequence and its optimizer. */
@@ -156,12 +156,12 @@ static void a_parameter_has_its_own_scales() {
     param.weight_decay_scale = 0.0;
     param.grafting_only = true;
     param.root = 4.0;
-    foam::Optimizer optimizer(foam::Config().weight_decay(10.0), {param});
+    foam::Optimizer optimizer(foam::Config("reference").weight_decay(10.0), {param});
     EXPECT(optimizer.stats().factors == 0);
     // One scalar, in braces.
-    EXPECT(foam::Optimizer(foam::Config(), {{"scalar", {}}}).stats().params == 1);
+    EXPECT(foam::Optimizer(foam::Config("reference"), {{"scalar", {}}}).stats().params == 1);
     param.grafting_only = false;
-    optimizer = foam::Optimizer(foam::Config().weight_decay(10.0), {param});
+    optimizer = foam::Optimizer(foam::Config("reference").weight_decay(10.0), {param});
     EXPECT(optimizer.factor_stats().at(0).root == 4.0);
     // Without a gradient to follow and with the decay switched off, nothing moves.
     g = {0.0f, 0.0f};

@@ -3,7 +3,7 @@
 #include "sequence.hpp"
 
 static foam::Config config() {
-    return foam::Config().check_period(3).max_factor_dim(8).merge_dims(false).num_threads(2).lr(0.05);
+    return foam::Config("reference").check_period(3).max_factor_dim(8).merge_dims(false).num_threads(2).lr(0.05);
 }
 
 static void options() {

@@ -31,7 +31,7 @@ static void a_life_without_exceptions(const std::string &folder) {
     const std::string path = folder + "/no_exceptions.safetensors";
     PlainRun<float> plain;
     Sequence<float> model;
-    foam::Config config;
+    foam::Config config = foam::Config::preset("reference").value();
     for (const auto &[key, value] : sequence_options) EXPECT(config.set(key, value).ok());
     foam::Result<foam::Optimizer> created = foam::Optimizer::create(config, model.described());
     if (!EXPECT(created.ok() && created.error().status() == Status::ok)) return;

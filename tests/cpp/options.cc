@@ -6,7 +6,7 @@
 
 /* One option: set by type in one configuration, by text in another; both read back as the text. */
 template <class Set> static void option(std::set<std::string> &seen, const char *key, const char *text, Set set) {
-    foam::Config typed, named;
+    foam::Config typed("reference"), named("reference");
     const std::string before = typed.get(key);
     set(typed);
     named.set(key, text);
@@ -28,7 +28,7 @@ template <class Set> static void option(std::set<std::string> &seen, const char 
     })
 
 /* Every enumerator has the text of its name. */
-#define CHOICE(key, type, name) SAME(foam::Config().key(foam::type::name).get(#key), #name)
+#define CHOICE(key, type, name) SAME(foam::Config("reference").key(foam::type::name).get(#key), #name)
 
 static void every_option_by_type() {
     std::set<std::string> seen;
@@ -70,7 +70,9 @@ static void every_option_by_type() {
     OPTION(preconditioner, foam::Preconditioner::soap, "soap");
     OPTION(soap_form, foam::SoapForm::in_basis, "in_basis");
     OPTION(refresh_schedule, foam::RefreshSchedule::geometric, "geometric");
-    OPTION(precondition_1d, true, "true");
+    OPTION(epsilon_mode, foam::EpsilonMode::relative, "relative");
+    OPTION(precondition_1d, false, "false");
+    OPTION(keep_matrix, true, "true");
     OPTION(normalize_grads, true, "true");
     OPTION(max_precond_dim, 512, "512");
     OPTION(front_period, 3, "3");
@@ -81,7 +83,7 @@ static void every_option_by_type() {
         config.device(foam::DeviceType::cuda, 2);
         EXPECT(config.device().device_type == FOAM_DEVICE_CUDA && config.device().device_id == 2);
     });
-    std::istringstream keys(foam::Config().keys());
+    std::istringstream keys(foam::Config("reference").keys());
     size_t known = 0;
     for (std::string key; keys >> key; known++) {
         if (!EXPECT(seen.count(key) == 1)) std::fprintf(stderr, "    option %s has no typed setter\n", key.c_str());
@@ -97,6 +99,9 @@ static void every_choice_by_name() {
     CHOICE(policy, Policy, diagonal_residual);
     CHOICE(policy, Policy, foam_certified);
     CHOICE(policy, Policy, grafting_only);
+    CHOICE(policy, Policy, sandwich);
+    CHOICE(epsilon_mode, EpsilonMode, absolute);
+    CHOICE(epsilon_mode, EpsilonMode, relative);
     CHOICE(cadence, Cadence, reference);
     CHOICE(cadence, Cadence, paper);
     CHOICE(grafting, Grafting, none);
@@ -104,7 +109,7 @@ static void every_choice_by_name() {
     CHOICE(grafting, Grafting, adagrad);
     CHOICE(grafting, Grafting, rmsprop);
     CHOICE(grafting, Grafting, adam);
-    SAME(foam::Config().statistic_dtype(foam::StatisticDtype::automatic).get("statistic_dtype"), "auto");
+    SAME(foam::Config("reference").statistic_dtype(foam::StatisticDtype::automatic).get("statistic_dtype"), "auto");
     CHOICE(statistic_dtype, StatisticDtype, f32);
     CHOICE(statistic_dtype, StatisticDtype, f64);
     CHOICE(nonfinite, Nonfinite, error);
@@ -128,12 +133,14 @@ static void every_choice_by_name() {
 }
 
 static void presets() {
-    SAME(foam::Config().get("cadence"), "reference");
+    SAME(foam::Config().get("policy"), "sandwich");
+    SAME(foam::Config("default").get("epsilon_mode"), "relative");
+    SAME(foam::Config("reference").get("epsilon_mode"), "absolute");
     SAME(foam::Config("paper").get("grafting"), "none");
     SAME(foam::Config::preset("paper").get("cadence"), "paper");
     THROWS(foam::Config("best"), foam::Status::invalid_argument, -1, "best", "reference, paper or soap");
     // A copy is independent.
-    foam::Config first, second = first;
+    foam::Config first("reference"), second = first;
     second.tau(0.1);
     EXPECT(first.tau() == 0.75 && second.raw().tau == 0.1);
 }

@@ -12,7 +12,7 @@ using foam::torch::FOAM;
 using foam::torch::FOAMOptions;
 
 static FOAMOptions sequence_settings() {
-    FOAMOptions options;
+    FOAMOptions options(foam::Config("reference"));
     for (const auto &[key, value] : sequence_options) options.set(key, value);
     return options;
 }

@@ -17,7 +17,7 @@ static Bytes read(std::istream &source, size_t size) {
 }
 
 static void follow(std::istream &script, std::ostream &result) {
-    foam::Config config;
+    foam::Config config("reference");
     std::vector<foam::Param> described;
     std::string load, save;
     int bits = 32, steps = 0;

@@ -73,7 +73,7 @@ fn the_parity_program_finds_cpu_and_gpu_equal() {
         return;
     }
     let printed = python(&["examples/cuda/parity.py", "--no-timing"]);
-    assert_eq!(printed.lines().filter(|line| line.ends_with("the same")).count(), 7 * 4, "{printed}");
+    assert_eq!(printed.lines().filter(|line| line.ends_with("the same")).count(), 8 * 4, "{printed}");
     assert!(printed.ends_with("parity: passed\n"), "{printed}");
 }
 

@@ -46,7 +46,7 @@ impl Calls {
         let mut calls = Calls {
             gpu: Gpu::open(),
             attrs: vec![
-                ("options", Attr::Text(text.replace(' ', ";"))),
+                ("options", Attr::Text(format!("preset=reference;{}", text.replace(' ', ";")))),
                 ("order", Attr::Whole(shape.dims.len() as i64)),
                 ("with_params", Attr::Whole(1)),
                 ("scale", Attr::Real(-0.1)),
@@ -134,7 +134,7 @@ impl Calls {
         let rest = [info.clone(), workspace.clone()];
         let (clock, record) = (self.part(&["clock"]), self.part(&["record"]));
         let statistics = self.part(&["statistic"]);
-        let matrices = self.part(&["basis", "spectrum", "inverse_root"]);
+        let matrices = self.part(&["basis", "spectrum", "inverse_root", "fresh_spectrum"]);
         let (roots, moments) = (self.part(&["inverse_root"]), self.part(&["filter", "moment"]));
         let join = |lists: &[&[(usize, Buffer)]]| lists.concat();
         let args = join(&[&[grads.clone(), params.clone(), active], &clock, &statistics]);

@@ -17,7 +17,15 @@ import foam
 ROOT = Path(__file__).resolve().parents[2]
 
 #: Options under which a short run has checks that refresh, raise the damping and reuse.
-LIVELY = dict(check_period=2, epsilon=1e-4, epsilon_max=1e-2, max_factor_dim=20, merge_dims=False, num_threads=1)
+LIVELY = dict(
+    preset="reference",
+    check_period=2,
+    epsilon=1e-4,
+    epsilon_max=1e-2,
+    max_factor_dim=20,
+    merge_dims=False,
+    num_threads=1,
+)
 
 
 def model(seed=0, dtype=np.float32):

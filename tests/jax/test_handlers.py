@@ -18,7 +18,7 @@ from support import python
 
 ROWS, DIMS = 6, (4, 3)
 STACK = Stack("key", DIMS, "float32", True, 2.0, 1.0, (None,) * ROWS)
-OPTIONS = read(None, {"num_threads": 1})
+OPTIONS = read("reference", {"num_threads": 1})
 FIRST = initial(OPTIONS, Plan((), (), (STACK,), 1)).stacks["key"]
 SETTINGS = _calls.Settings.of(OPTIONS, STACK, 0.0)
 

@@ -12,7 +12,8 @@ from support import LIVELY, Engine, flat, gradients, model, same, subtracted
 LR = 0.01
 
 VARIANTS = {
-    "defaults": {},
+    "reference": {},
+    "default": dict(preset="default"),
     "stale": dict(policy="stale"),
     "fixed_epsilon": dict(policy="foam_fixed_epsilon"),
     "no_refresh": dict(policy="foam_no_refresh"),

@@ -13,8 +13,9 @@ def trajectory(
     program, folder, names, weights, gradients, preset="reference", options=(), roots=None, load=None, save=None
 ):
     """The weights after the C functions were given all `gradients` (a list of steps of a list of arrays)."""
-    lines = [f"preset {preset}"]
-    lines += [f"option {key} {option_text(value)}" for key, value in dict(options).items()]
+    options = dict(options)
+    lines = [f"preset {options.pop('preset', preset)}"]
+    lines += [f"option {key} {option_text(value)}" for key, value in options.items()]
     roots = roots or [0.0] * len(weights)
     for name, weight, root in zip(names, weights, roots):
         lines.append(" ".join(map(str, ["param", name, root, *weight.shape])))

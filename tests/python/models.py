@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-OPTIONS = {"lr": 0.01, "check_period": 3, "epsilon": 1e-4, "epsilon_max": 1e-2}
+OPTIONS = {"preset": "reference", "lr": 0.01, "check_period": 3, "epsilon": 1e-4, "epsilon_max": 1e-2}
 
 
 def network(dtype=torch.float32):

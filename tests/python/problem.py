@@ -5,7 +5,7 @@ import numpy as np
 import foam
 
 NAMES = ["matrix", "vector"]
-OPTIONS = {"lr": 0.02, "check_period": 3, "epsilon": 1e-4, "epsilon_max": 1e-2}
+OPTIONS = {"preset": "reference", "lr": 0.02, "check_period": 3, "epsilon": 1e-4, "epsilon_max": 1e-2}
 
 
 def arrays(seed=0):

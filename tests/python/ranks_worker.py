@@ -29,7 +29,7 @@ from foam.scaling import scaling
 from foam.torch import FOAM
 from models import loss_of, network
 
-OPTIONS = {"lr": 0.01, "check_period": 3, "epsilon": 1e-4, "epsilon_max": 1e-2, "max_factor_dim": 8, "num_threads": 1}
+OPTIONS = {"preset": "reference", "lr": 0.01, "check_period": 3, "epsilon": 1e-4, "epsilon_max": 1e-2, "max_factor_dim": 8, "num_threads": 1}
 
 
 class Odd(nn.Module):

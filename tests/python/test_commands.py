@@ -107,7 +107,7 @@ sys.modules["numpy"] = None
 from array import array
 import foam
 values = array("f", [1.0] * 12)
-with foam.Optimizer({"w": memoryview(values).cast("B").cast("f", (3, 4))}, check_period=1, merge_dims=False) as o:
+with foam.Optimizer({"w": memoryview(values).cast("B").cast("f", (3, 4))}, check_period=1, merge_dims=False, preset="reference") as o:
     for _ in range(3):
         o.step([memoryview(array("f", [0.1] * 12)).cast("B").cast("f", (3, 4))])
     print(o.factor_matrix("w", 0, 1).shape, values[0] < 1)
@@ -176,7 +176,7 @@ def recorded(tmp_path_factory):
     path = tmp_path_factory.mktemp("csv") / "stats.csv"
     random = np.random.default_rng(0)
     weights = {"first": np.ones((12, 9), "f4"), "second": np.ones(5, "f4")}
-    with foam.Optimizer(weights, merge_dims=False, check_period=2, epsilon=1e-3, epsilon_max=1e-1) as optimizer:
+    with foam.Optimizer(weights, preset="reference", merge_dims=False, check_period=2, epsilon=1e-3, epsilon_max=1e-1) as optimizer:
         for _ in range(30):
             optimizer.step({name: random.normal(size=w.shape).astype("f4") for name, w in weights.items()})
             if optimizer.stats()["steps"] % 2 == 0:

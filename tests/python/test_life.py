@@ -29,7 +29,7 @@ def test_a_noise_floor_above_tau_is_said_with_the_remedy(caplog):
     weight = np.ones((24, 24), "f4")
     with caplog.at_level(logging.WARNING, logger="foam"):
         # Far below the rounding of f32 statistics: the proxy would be noise.
-        with foam.Optimizer({"weight": weight}, epsilon=1e-30, epsilon_max=1e-29, check_period=1, root=1) as optimizer:
+        with foam.Optimizer({"weight": weight}, preset="reference", epsilon=1e-30, epsilon_max=1e-29, check_period=1, root=1) as optimizer:
             gradient = np.random.default_rng(0).normal(size=(24, 24)).astype("f4")
             optimizer.step({"weight": gradient})
             (factor, *_) = optimizer.factor_stats()

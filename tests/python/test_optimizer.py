@@ -42,7 +42,7 @@ def test_a_value_out_of_range_is_refused_by_name():
     with pytest.raises(foam.InvalidArgumentError, match="beta1.*2"):
         foam.Optimizer(arrays(), beta1=2)
     with pytest.raises(foam.InvalidArgumentError, match="epsilon_max.*below the base damping"):
-        foam.Optimizer(arrays(), epsilon=1.0)
+        foam.Optimizer(arrays(), preset="reference", epsilon=1.0)
 
 
 def test_options_take_python_and_numpy_values_and_read_back():
@@ -59,7 +59,8 @@ def test_options_take_python_and_numpy_values_and_read_back():
 
 
 def test_defaults_are_complete_and_the_paper_preset_differs():
-    reference, paper = foam.defaults(), foam.defaults("paper")
+    assert (foam.defaults()["policy"], foam.defaults()) == ("sandwich", foam.defaults("default"))
+    reference, paper = foam.defaults("reference"), foam.defaults("paper")
     assert reference["tau"] == "0.75" and reference.keys() == paper.keys() and len(reference) > 30
     assert (reference["cadence"], paper["cadence"]) == ("reference", "paper")
     with foam.Optimizer(arrays(), preset="paper") as optimizer:

@@ -24,7 +24,7 @@ def recorded(tmp_path_factory):
     random = np.random.default_rng(0)
     weights = {"calm": np.ones((12, 9), "f4"), "vector </script>": np.ones(5, "f4"), "wild": np.ones((6, 6), "f4")}
     steady = {name: random.normal(size=weight.shape).astype("f4") for name, weight in weights.items()}
-    with foam.Optimizer(weights, merge_dims=False, check_period=2, epsilon=1e-3, epsilon_max=1e-2) as optimizer:
+    with foam.Optimizer(weights, preset="reference", merge_dims=False, check_period=2, epsilon=1e-3, epsilon_max=1e-2) as optimizer:
         for step in range(40):
             grads = {name: grad + 0.1 * random.normal(size=grad.shape).astype("f4") for name, grad in steady.items()}
             grads["wild"] = random.normal(size=(6, 6)).astype("f4") * 10.0 ** random.integers(-2, 3)

@@ -86,11 +86,11 @@ def test_a_library_without_a_table_is_refused_by_name():
 def test_blocks_ports_and_fields_are_readable_through_the_table():
     library = _library.load()
     config, count = _structs.Config(), ctypes.c_size_t(0)
-    library.call("foam_config_init", ctypes.byref(config), ctypes.sizeof(config), None)
+    library.call("foam_config_init", ctypes.byref(config), ctypes.sizeof(config), b"reference")
     fields = (_structs.RecordField * 64)()
     library.call("foam_record_fields", fields, ctypes.sizeof(fields[0]), 64, ctypes.byref(count))
     words = {field.name.decode(): field.word for field in fields[: count.value]}
-    assert words["epsilon"] == 0 and words["last_branch"] == 22 and len(words) == 26
+    assert words["epsilon"] == 0 and words["last_branch"] == 22 and len(words) == 30
     sizes = (ctypes.c_int64 * 2)(6, 4)
     param = _structs.Param()
     library.call("foam_param_init", ctypes.byref(param), ctypes.sizeof(param))

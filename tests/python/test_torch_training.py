@@ -11,7 +11,7 @@ from torch import nn
 from conftest import ROOT
 from foam.torch import FOAM
 
-OPTIONS = {"lr": 3e-3, "check_period": 5, "epsilon": 1e-4, "epsilon_max": 1e-2, "num_threads": 1}
+OPTIONS = {"preset": "reference", "lr": 3e-3, "check_period": 5, "epsilon": 1e-4, "epsilon_max": 1e-2, "num_threads": 1}
 
 
 def digits():

@@ -41,6 +41,15 @@ def buffers(options: Options, stack: Stack) -> Tuple[Buffer, ...]:
     return found
 
 
+def _ratio(options: Options, order: int, axis: int) -> float:
+    """The base damping of an axis as a share of its largest eigenvalue; 0 for an absolute one."""
+    known = dict(options.all)
+    if known["epsilon_mode"] != "relative":
+        return 0.0
+    side = float(known["epsilon_left" if axis == 0 else "epsilon_right"]) if order > 1 else 0.0
+    return side or float(known["epsilon"])
+
+
 def initial(options: Options, plan: Plan, make: Any = jnp) -> ScaleByFoamState:
     """The state before the first step, in arrays of ``make``: jax.numpy, or NumPy, which compiles nothing."""
     stacks = {}
@@ -70,6 +79,7 @@ def _describe(options: Options, plan: Plan) -> str:
             "dims": stack.dims,
             "root": stack.root,
             "epsilon_base": np.ascontiguousarray(record[:, :2]).view("<f8")[:, 0].tolist(),
+            "epsilon_ratio": [_ratio(options, len(stack.dims), axis) for axis in range(len(stack.dims))],
             "rows": [[block.leaf, block.number] if block else None for block in stack.rows],
         }
     content = {

@@ -168,6 +168,9 @@ def _factors(name: str, place: List[int], stack: Dict[str, Any], words: Any, rep
         statistics: Dict[str, Any] = {"param": name, "param_index": place[0], "block": place[1], "axis": axis, "dim": side}
         statistics.update(root=stack["root"], epsilon_base=stack["epsilon_base"][axis], replica=replica)
         statistics.update(zip(GAUGES, map(float, gauges)))
+        ratio, largest = stack["epsilon_ratio"][axis], statistics["eigenvalue_max"]
+        if ratio and largest > 0:
+            statistics["epsilon_base"] = max(ratio * largest, 2.0**-120)
         statistics.update(zip(COUNTERS, map(int, counters)))
         statistics["branch"] = _structs.BRANCHES[statistics["branch"]]
         statistics["has_basis"] = bool(statistics["has_basis"])

@@ -501,16 +501,18 @@ template <typename S, typename W> __device__ inline void keep_root(const Task *t
 }
 
 #define KERNEL extern "C" __global__ void __launch_bounds__(THREADS)
+// For a kernel with one thread block per factor: registers count for more than occupancy.
+#define ROOMY extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 #define FACTOR_KERNELS(suffix, S)                                                                              \
     KERNEL foam_peak_##suffix(const Task *tasks, u32 n, Scale *scales) { peak<S>(tasks, n, scales); }          \
-    KERNEL foam_drift_##suffix(const Task *tasks, u32 n, const S *h, double *weights) {                        \
+    ROOMY foam_drift_##suffix(const Task *tasks, u32 n, const S *h, double *weights) {                        \
         drift<S>(tasks, n, h, weights);                                                                        \
     }                                                                                                          \
-    KERNEL foam_certify_##suffix(const Task *tasks, u32 n, S *h, S *big, double *vectors) {                    \
+    ROOMY foam_certify_##suffix(const Task *tasks, u32 n, S *h, S *big, double *vectors) {                    \
         certify<S>(tasks, n, h, big, vectors);                                                                 \
     }                                                                                                          \
-    KERNEL foam_enclose_##suffix(const Task *tasks, u32 n, const S *m, const S *inverse, const int *infos,     \
+    ROOMY foam_enclose_##suffix(const Task *tasks, u32 n, const S *m, const S *inverse, const int *infos,     \
                                  double *vectors) {                                                            \
         enclose<S>(tasks, n, m, inverse, infos, vectors);                                                      \
     }                                                                                                          \
