@@ -187,7 +187,7 @@ def test_a_bad_gradient_skips_the_whole_step_and_is_reported(bad, decay):
 
 def test_updates_without_needed_parameters_are_refused():
     params = {"w": jnp.ones((3, 3))}
-    optimizer = foam()
+    optimizer = foam(weight_decay=0.1)
     with pytest.raises(package.InvalidArgumentError, match=r"weight decay needs the parameters.*params"):
         optimizer.update(params, optimizer.init(params))
     optimizer = foam(weight_decay=0.0)
@@ -202,7 +202,7 @@ def test_updates_without_needed_parameters_are_refused():
         (dict(lr=1.0), "'lr'.*learning_rate"),
         (dict(device="cuda"), "'device'.*arrays"),
         (dict(policy="best"), "policy.*foam_certified"),
-        (dict(epsilon_max=1e-12), "epsilon_max"),
+        (dict(preset="reference", epsilon_max=1e-12), "epsilon_max"),
         (dict(nonfinite="error"), "nonfinite.*skip"),
         (dict(weight_decay=-1.0), "weight_decay = -1"),
         (dict(preset="best"), "preset 'best'"),
