@@ -19,7 +19,7 @@ fn a_thin_handler_in_cpp_trains_in_place() {
     let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
     assert!(done.status.success(), "{command:?}: {}\n{out}{err}", done.status);
     for said in
-        ["loss ", "state in place: True", "refused: INVALID_ARGUMENT: args.state_count = 3: expected 12"]
+        ["loss ", "state in place: True", "refused: INVALID_ARGUMENT: args.state_count = 3: expected 14"]
     {
         assert!(out.contains(said), "{said:?} is missing in:\n{out}{err}");
     }

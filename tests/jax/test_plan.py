@@ -57,4 +57,7 @@ def test_shards_are_balanced_and_every_block_has_one_row(shards):
 
 def test_grafting_only_needs_a_grafting():
     with pytest.raises(package.InvalidArgumentError, match="parameter 'w' is grafting-only but grafting = none"):
-        foam(preset="reference", grafting="none", param_options=lambda name, kind: {"grafting_only": True}).init({"w": jnp.ones((2, 2))})
+        optimizer = foam(
+            preset="reference", grafting="none", param_options=lambda name, kind: {"grafting_only": True}
+        )
+        optimizer.init({"w": jnp.ones((2, 2))})

@@ -173,8 +173,8 @@ def modelled(rank, size):
     params = [("a", nn.Parameter(torch.randn(40, 24))), ("b", nn.Parameter(torch.randn(9)))]
     optimizer = FOAM([{"params": params}], process_group=dist.group.WORLD, **OPTIONS)
     specs = [ParamSpec(name, tuple(param.shape), "float32") for name, param in params]
-    options = {key: value for key, value in OPTIONS.items() if key != "lr"}
-    expected = scaling(specs, size, options=options)
+    options = {key: value for key, value in OPTIONS.items() if key not in ("lr", "preset")}
+    expected = scaling(specs, size, preset=OPTIONS["preset"], options=options)
     for _, param in params:
         param.grad = torch.ones_like(param)
     before = optimizer.stats()
