@@ -55,7 +55,7 @@ fn factor(m: &mut [f64], n: usize, round: impl Fn(f64) -> f64) -> i32 {
         for k in 0..j {
             pivot = round(pivot - round(m[j + k * n] * m[j + k * n]));
         }
-        if !(pivot > 0.0) {
+        if pivot.is_nan() || pivot <= 0.0 {
             return j as i32 + 1;
         }
         let root = round(pivot.sqrt());
@@ -96,7 +96,15 @@ fn inverse(m: &mut [f64], n: usize, round: impl Fn(f64) -> f64) -> i32 {
 }
 
 impl Sim {
-    fn cholesky(&mut self, handle: u64, kind: Kind, uplo: c_int, n: c_int, a: u64, lda: c_int, real: Real) -> Result<Problem> {
+    fn cholesky(
+        &mut self,
+        handle: u64,
+        kind: Kind,
+        uplo: c_int,
+        n: c_int,
+        (a, lda): (u64, c_int),
+        real: Real,
+    ) -> Result<Problem> {
         self.solver_handle(handle)?;
         if n < 0 || lda < n.max(1) {
             refuse!(InvalidValue, "n is {n}, lda is {lda}");
@@ -108,7 +116,14 @@ impl Sim {
         Ok(Problem { kind, a })
     }
 
-    fn run_cholesky(&mut self, name: &str, handle: u64, problem: Problem, work: (u64, c_int), info: u64) -> Result {
+    fn run_cholesky(
+        &mut self,
+        name: &str,
+        handle: u64,
+        problem: Problem,
+        work: (u64, c_int),
+        info: u64,
+    ) -> Result {
         let found = self.solver_handle(handle)?;
         let needed = problem.workspace();
         if (work.1 as i64) < needed as i64 {
@@ -141,7 +156,7 @@ macro_rules! entry {
             elements: *mut c_int,
         ) -> c_int {
             solver(stringify!($size), |sim| {
-                let problem = sim.cholesky(handle, $kind, uplo, n, a as u64, lda, $real)?;
+                let problem = sim.cholesky(handle, $kind, uplo, n, (a as u64, lda), $real)?;
                 put(elements, problem.workspace() as c_int, "lwork")
             })
         }
@@ -159,7 +174,7 @@ macro_rules! entry {
             info: *mut c_int,
         ) -> c_int {
             solver(stringify!($run), |sim| {
-                let problem = sim.cholesky(handle, $kind, uplo, n, a as u64, lda, $real)?;
+                let problem = sim.cholesky(handle, $kind, uplo, n, (a as u64, lda), $real)?;
                 sim.run_cholesky(stringify!($run), handle, problem, (work as u64, elements), info as u64)
             })
         }
