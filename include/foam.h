@@ -395,7 +395,10 @@ typedef struct foam_config {
     double beta1;
     /** Decay of the statistics, in [0, 1]; 1 means a plain sum. */
     double beta2;
-    /** Base damping (the paper's epsilon_0), added to every eigenvalue. */
+    /**
+     * Base damping (the paper's epsilon_0), added to every eigenvalue; in the unit that `epsilon_mode` says, as
+     * all dampings.
+     */
     double epsilon;
     /** Base damping of axis 0 of blocks of order 2 and more; 0 means `epsilon`. */
     double epsilon_left;

@@ -99,7 +99,7 @@ template <class Self> class Options : public ConfigBase {
     FOAM_HPP_NUMBER(double, beta1)
     /** Decay of the statistics; 1 means a plain sum. */
     FOAM_HPP_NUMBER(double, beta2)
-    /** Base damping, in units of the squared gradient. */
+    /** Base damping, in the unit that epsilon_mode says. */
     FOAM_HPP_NUMBER(double, epsilon)
     /** Base damping of axis 0 of blocks of order 2 and more; 0 means `epsilon`. */
     FOAM_HPP_NUMBER(double, epsilon_left)

@@ -177,7 +177,8 @@ pub struct foam_config {
     pub beta1: f64,
     /// Decay of the statistics, in [0, 1]; 1 means a plain sum.
     pub beta2: f64,
-    /// Base damping (the paper's epsilon_0), added to every eigenvalue.
+    /// Base damping (the paper's epsilon_0), added to every eigenvalue; in the unit that `epsilon_mode` says, as
+    /// all dampings.
     pub epsilon: f64,
     /// Base damping of axis 0 of blocks of order 2 and more; 0 means `epsilon`.
     pub epsilon_left: f64,

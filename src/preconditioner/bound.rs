@@ -62,7 +62,7 @@ pub fn spectral_form(exponent: f64, loss: f64, gain: f64) -> f64 {
 pub struct Coupling<'a> {
     /// a^(1/p) for whole p; else ln a.
     numbers: &'a [f64],
-    /// a^(−q/2).
+    /// What the two factors of C_ij outside the quotient are: x^(p/2−1) of x = a^(1/p), or a^(−q/2).
     halves: &'a [f64],
     exponent: f64,
     /// p, if it is a whole number up to [`LARGEST_ROOT`].
@@ -81,7 +81,7 @@ impl<'a> Coupling<'a> {
         let (numbers, halves) = room.split_at_mut(a.len());
         for ((a, number), half) in a.iter().zip(&mut *numbers).zip(&mut *halves) {
             *number = if whole { a.powf(exponent) } else { a.ln() };
-            *half = a.powf(-0.5 * exponent);
+            *half = if whole { number.powf(0.5 * p.round() - 1.0) } else { a.powf(-0.5 * exponent) };
         }
         Coupling { numbers, halves, exponent, root }
     }
@@ -99,7 +99,7 @@ impl<'a> Coupling<'a> {
                     power *= y;
                     sum = sum * x + power;
                 }
-                (x * y).powf(0.5 * f64::from(p) - 1.0) / sum
+                self.halves[i] * self.halves[j] / sum
             }
             None => {
                 // √(ab)·(b^(−q) − a^(−q))/(a − b) = (ab)^(−q/2)·sinh(qδ/2)/sinh(δ/2), δ = ln(a/b).
