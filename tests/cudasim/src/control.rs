@@ -33,6 +33,12 @@ impl Sim {
         for (handle, _) in self.modules.live.iter().filter(|(_, m)| m.context == context) {
             add(&mut leaks, "module", *handle);
         }
+        for (handle, _) in self.graphs.live.iter().filter(|(_, g)| g.context == context) {
+            add(&mut leaks, "graph", *handle);
+        }
+        for (handle, _) in self.execs.live.iter().filter(|(_, g)| g.context == context) {
+            add(&mut leaks, "executable graph", *handle);
+        }
         for (handle, _) in self.blas.live.iter().filter(|(_, b)| b.context == context) {
             add(&mut leaks, "cuBLAS handle", *handle);
         }
@@ -121,6 +127,9 @@ pub extern "C" fn cudasim_reset() {
     sim.blas.live.clear();
     sim.solvers.live.clear();
     sim.params.live.clear();
+    sim.captures.clear();
+    sim.graphs.live.clear();
+    sim.execs.live.clear();
     sim.orphans.clear();
     sim.store.peak = 0;
     sim.initialized = false;
@@ -135,7 +144,7 @@ pub extern "C" fn cudasim_fail(name: *const c_char, nth: u64, status: c_int) -> 
     0
 }
 
-/// The `nth` eigendecomposition from now on goes wrong: `info`, `nonorthogonal`, `nan` or `values`.
+/// The `nth` decomposition from now on goes wrong: `info`, `nonorthogonal`, `nan` or `values`.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudasim_fail_evd(nth: u64, kind: *const c_char) -> c_int {
     match text(kind, "kind").ok().as_deref().and_then(Spoil::parse) {
@@ -216,20 +225,6 @@ pub extern "C" fn cudasim_memory(now: *mut u64, peak: *mut u64) {
     let sim = lock();
     put_if(now, sim.store.used.iter().sum());
     put_if(peak, sim.store.peak);
-}
-
-/// Marks a stream as capturing (1) or ends its capture (0), whereupon its work can run.
-#[unsafe(no_mangle)]
-pub extern "C" fn cudasim_set_capturing(stream: u64, capturing: c_int) -> c_int {
-    let mut sim = lock();
-    let stream = match stream {
-        0..=2 => match sim.stream(stream) {
-            Ok(stream) => stream,
-            Err(_) => return 1,
-        },
-        _ => stream,
-    };
-    c_int::from(sim.set_capturing(stream, capturing != 0).is_err())
 }
 
 /// How many operations have not run yet.

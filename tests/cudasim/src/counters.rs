@@ -63,10 +63,14 @@ pub struct Totals {
     pub injected: u64,
     /// Eigendecompositions executed.
     pub evds: u64,
+    /// Waits inside cuSOLVER, which its caller cannot avoid.
+    pub solver_syncs: u64,
+    /// Graphs launched.
+    pub graph_launches: u64,
 }
 
 /// The names of the fields of [`Totals`], in order.
-pub const NAMES: [&str; 28] = [
+pub const NAMES: [&str; 30] = [
     "launches",
     "kernel_launches",
     "blas_calls",
@@ -95,6 +99,8 @@ pub const NAMES: [&str; 28] = [
     "shared_races",
     "injected",
     "evds",
+    "solver_syncs",
+    "graph_launches",
 ];
 
 const _: () = assert!(size_of::<Totals>() == 8 * NAMES.len());

@@ -1,15 +1,15 @@
-//! Faults that tests ask for: a status from the n-th call of an entry point, a bad n-th eigendecomposition.
+//! Faults that tests ask for: a status from the n-th call of an entry point, a bad n-th decomposition.
 
-/// How an eigendecomposition goes wrong.
+/// How a decomposition goes wrong: of eigenvalues, or an orthogonal factor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Spoil {
     /// `info` is not zero.
     Info,
-    /// Two eigenvectors are not orthogonal.
+    /// Two vectors are not orthogonal, or all too long.
     NonOrthogonal,
     /// An entry is NaN.
     Nan,
-    /// The eigenvalues are wrong.
+    /// The eigenvalues are wrong (of a factor: as `NonOrthogonal`).
     Values,
 }
 
@@ -31,7 +31,7 @@ impl Spoil {
 pub struct Faults {
     /// Entry point, calls until it strikes, status.
     calls: Vec<(String, u64, i32)>,
-    /// Eigendecompositions until it strikes, and how.
+    /// Decompositions until it strikes, and how.
     evds: Vec<(u64, Spoil)>,
 }
 
@@ -65,7 +65,7 @@ impl Faults {
         self.calls.push((name.to_string(), nth.max(1), status));
     }
 
-    /// The `nth` eigendecomposition from now on goes wrong.
+    /// The `nth` decomposition from now on goes wrong.
     pub fn spoil(&mut self, nth: u64, spoil: Spoil) {
         self.evds.push((nth.max(1), spoil));
     }
@@ -86,7 +86,7 @@ impl Faults {
         status
     }
 
-    /// Counts an eigendecomposition; how it goes wrong, if it does.
+    /// Counts a decomposition; how it goes wrong, if it does.
     pub fn strike_evd(&mut self) -> Option<Spoil> {
         let mut found = None;
         self.evds.retain_mut(|(left, spoil)| {

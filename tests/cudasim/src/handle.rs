@@ -17,6 +17,8 @@ pub enum Tag {
     Blas = 6,
     Solver = 7,
     Params = 8,
+    Graph = 9,
+    Exec = 10,
 }
 
 /// Not canonical on any x86-64 or AArch64 system, so a host that follows a handle faults.

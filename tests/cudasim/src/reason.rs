@@ -45,6 +45,12 @@ pub enum Kind {
     NotSupported,
     /// An operation that stream capture forbids.
     Capture,
+    /// A capture that an earlier refusal has spoilt.
+    CaptureInvalidated,
+    /// A capture that ends while streams that joined it have not come back.
+    CaptureUnjoined,
+    /// A capturing stream that would depend on work outside its capture.
+    CaptureIsolation,
     /// A synchronous operation that would touch a capturing stream.
     CaptureImplicit,
     /// A query of an event that was recorded in a capture.
@@ -134,6 +140,9 @@ impl Kind {
             Kind::LaunchFailed | Kind::Race => 719,
             Kind::NotSupported => 801,
             Kind::Capture => 900,
+            Kind::CaptureInvalidated => 901,
+            Kind::CaptureUnjoined => 904,
+            Kind::CaptureIsolation => 905,
             Kind::CaptureImplicit => 906,
             Kind::CapturedEvent => 907,
             Kind::Sticky(status) | Kind::Injected(status) => status,

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use crate::config::Config;
 use crate::counters::Counters;
+use crate::driver::graph::Node;
 use crate::faults::Faults;
 use crate::handle::number;
 use crate::race::{Actor, Clock};
@@ -37,6 +38,7 @@ pub struct Stage<'a> {
 pub type Run = Arc<dyn Fn(&mut Stage<'_>) -> Result + Send + Sync>;
 
 /// What an operation does.
+#[derive(Clone)]
 pub enum Work {
     /// Nothing: it only has a place in the order.
     Marker,
@@ -70,7 +72,7 @@ pub struct Stream {
     pub builtin: bool,
     /// Not yet destroyed.
     pub alive: bool,
-    /// The stream whose capture this one takes part in; its work waits until the capture ends.
+    /// The stream whose capture this one takes part in; its work becomes nodes of a graph.
     pub capture: Option<u64>,
     /// Operations enqueued so far.
     pub count: u64,
@@ -136,6 +138,10 @@ impl Sim {
         work: Work,
         event: Option<(u64, Arc<Clock>)>,
     ) -> Result<u64> {
+        if let Some(origin) = self.streams.get(stream)?.capture {
+            self.capture(origin, stream, what, Node::Work(work))?;
+            return Ok(0);
+        }
         let context = self.streams.get(stream)?.context;
         let legacy = self.contexts.get(context)?.legacy;
         let mut clock = self.host_clock.clone();
@@ -173,9 +179,8 @@ impl Sim {
         let what = format!("{what} (op {id}, stream {})", number(stream)).into();
         let actor = Actor { stream: target.component, index: target.count, clock, what };
         target.queue.push_back(Op { id, actor, after, work });
-        let captured = target.capture.is_some();
         self.pending.insert(id, stream);
-        if !self.config.deferred && !captured {
+        if !self.config.deferred {
             self.force(&[id])?;
         }
         Ok(id)
@@ -191,18 +196,17 @@ impl Sim {
                 .live
                 .iter()
                 .filter(|(handle, stream)| {
-                    stream.capture.is_none()
-                        && stream.queue.front().is_some_and(|op| {
-                            op.after.iter().all(|id| !self.pending.contains_key(id))
-                                && needed
-                                    .as_ref()
-                                    .is_none_or(|n| n.get(handle).is_some_and(|last| op.id <= *last))
-                        })
+                    stream.queue.front().is_some_and(|op| {
+                        op.after.iter().all(|id| !self.pending.contains_key(id))
+                            && needed
+                                .as_ref()
+                                .is_none_or(|n| n.get(handle).is_some_and(|last| op.id <= *last))
+                    })
                 })
                 .map(|(handle, _)| *handle)
                 .collect();
             if choices.is_empty() {
-                refuse!(Capture, "the work waited for is part of a capture, or waits for one");
+                refuse!(Internal, "the work waited for cannot run");
             }
             let pick = if self.config.deferred { self.random.below(choices.len() as u64) } else { 0 };
             self.run_head(choices[pick as usize]);
@@ -237,10 +241,7 @@ impl Sim {
             .live
             .iter()
             .filter(|(_, s)| {
-                s.capture.is_none()
-                    && s.queue
-                        .front()
-                        .is_some_and(|op| op.after.iter().all(|id| !self.pending.contains_key(id)))
+                s.queue.front().is_some_and(|op| op.after.iter().all(|id| !self.pending.contains_key(id)))
             })
             .map(|(handle, _)| *handle)
             .collect();
@@ -313,9 +314,7 @@ impl Sim {
     /// The host waits for a stream.
     pub fn wait_stream(&mut self, stream: u64) -> Result {
         let context = self.streams.get(stream)?.context;
-        if self.streams.get(stream)?.capture.is_some() {
-            refuse!(Capture, "the host cannot wait for a capturing stream");
-        }
+        self.refuse_capturing(stream, "the host cannot wait for a capturing stream")?;
         let last = if self.contexts.get(context)?.legacy == stream {
             // The legacy stream stands for every blocking stream as well.
             self.enqueue(stream, "wait", Work::Marker)?
@@ -338,6 +337,7 @@ impl Sim {
             .map(|s| (s.last, s.clock.clone(), s.capture))
             .collect();
         if streams.iter().any(|s| s.2.is_some()) {
+            self.spoil_captures(context);
             refuse!(Capture, "the host cannot wait for a context with a capturing stream");
         }
         let last: Vec<u64> = streams.iter().map(|s| s.0).collect();

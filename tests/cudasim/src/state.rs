@@ -8,6 +8,7 @@ use std::thread::ThreadId;
 use crate::blas::BlasHandle;
 use crate::config::Config;
 use crate::counters::Counters;
+use crate::driver::graph::{Capture, Graph};
 use crate::faults::Faults;
 use crate::handle::{Table, Tag};
 use crate::ptx::code::Program;
@@ -41,8 +42,8 @@ pub struct Event {
     pub flags: u32,
     /// The newest record: the operation and what comes before it.
     pub record: Option<(u64, Arc<Clock>)>,
-    /// Whether that record belongs to a stream capture.
-    pub captured: Option<u64>,
+    /// If that record belongs to a capture: its origin, and the nodes that the event stands for.
+    pub captured: Option<(u64, Vec<usize>)>,
 }
 
 /// A module.
@@ -107,6 +108,12 @@ pub struct Sim {
     pub solvers: Table<SolverHandle>,
     /// cuSOLVER parameter objects.
     pub params: Table<()>,
+    /// Captures under way, by their origin.
+    pub captures: HashMap<u64, Capture>,
+    /// Graphs.
+    pub graphs: Table<Graph>,
+    /// Graphs that can be launched.
+    pub execs: Table<Graph>,
     /// What was still alive when its context was destroyed.
     pub orphans: Vec<String>,
     /// Operations that have not run: their stream.
@@ -160,6 +167,9 @@ impl Default for Sim {
             blas: Table::new(Tag::Blas),
             solvers: Table::new(Tag::Solver),
             params: Table::new(Tag::Params),
+            captures: HashMap::new(),
+            graphs: Table::new(Tag::Graph),
+            execs: Table::new(Tag::Exec),
             orphans: Vec::new(),
             pending: HashMap::new(),
             last_op: 0,

@@ -3,7 +3,7 @@
 mod common;
 
 use cudasim::control::*;
-use cudasim::driver::{context::*, copy::*, event::*, memory::*, stream::*};
+use cudasim::driver::{context::*, copy::*, event::*, graph::*, memory::*, stream::*};
 
 use common::{Gpu, TYPES, count, reason};
 
@@ -164,21 +164,26 @@ fn stream_ordered_allocation_races_with_unordered_use() {
     assert_eq!(cuMemFreeAsync(x, gpu.stream), 1);
 }
 
+/// Ends a capture: the graph, ready to be launched.
+fn instantiated(stream: u64) -> u64 {
+    let (mut graph, mut exec) = (0, 0);
+    assert_eq!(cuStreamEndCapture(stream, &mut graph), 0, "{}", reason());
+    assert_eq!(cuGraphInstantiateWithFlags(&mut exec, graph, 0), 0);
+    assert_eq!(cuGraphDestroy(graph), 0);
+    exec
+}
+
 #[test]
-fn a_capturing_stream_refuses_waits_and_runs_later() {
+fn a_graph_is_captured_and_replayed() {
     for mode in ["eager", "deferred"] {
         let mut gpu = Gpu::with(&[("mode", mode)]);
         let fill = gpu.kernel(TYPES, "fill");
-        let (x, v, n) = (gpu.upload(&[1f32; 8]), 3f32, 8i32);
-        assert_eq!(cudasim_set_capturing(gpu.stream, 1), 0);
-        let (mut status, seven) = (0, 7f32);
+        let (x, v, n, seven) = (gpu.upload(&[1f32; 8]), 3f32, 8i32, 7f32);
+        assert_eq!(cuStreamBeginCapture_v2(gpu.stream, 0), 0);
+        let mut status = 0;
         assert_eq!(cuStreamIsCapturing(gpu.stream, &mut status), 0);
         assert_eq!(status, 1);
         assert_eq!(gpu.launch(fill, ONE, 8, 0, args![x, v, n]), 0);
-        assert_eq!(cuStreamSynchronize(gpu.stream), 900);
-        assert_eq!(cuStreamQuery(gpu.stream), 900);
-        let mut y = 0;
-        assert_eq!(cuMemAlloc_v2(&mut y, 4), 900);
         // Another stream joins the capture through an event, and is joined again.
         let (mut other, mut event) = (0, 0);
         assert_eq!(cuStreamCreate(&mut other, 1), 0);
@@ -191,12 +196,81 @@ fn a_capturing_stream_refuses_waits_and_runs_later() {
         assert_eq!(gpu.launch_on(other, fill, ONE, 8, 0, args![x, seven, n]), 0);
         assert_eq!(cuEventRecord(event, other), 0);
         assert_eq!(cuStreamWaitEvent(gpu.stream, event, 0), 0);
-        let mut now = [0f32; 8];
-        assert_eq!(cudasim_peek(x, now.as_mut_ptr().cast(), 32), 0);
-        assert_eq!(now, [1f32; 8], "captured work does not run");
-        assert_eq!(cudasim_set_capturing(gpu.stream, 0), 0);
-        assert_eq!(gpu.download::<f32>(x, 8), [7f32; 8]);
-        assert_eq!(count("races"), 0);
+        let exec = instantiated(gpu.stream);
+        assert_eq!(gpu.download::<f32>(x, 8), [1f32; 8], "captured work does not run");
+        for _ in 0..2 {
+            assert_eq!(gpu.launch(fill, ONE, 8, 0, args![x, v, n]), 0);
+            let launches = count("kernel_launches");
+            assert_eq!(cuGraphLaunch(exec, gpu.stream), 0);
+            assert_eq!(gpu.download::<f32>(x, 8), [7f32; 8]);
+            assert_eq!(count("kernel_launches"), launches, "a replay is no launch of the host's");
+        }
+        assert_eq!((count("races"), count("graph_launches")), (0, 2));
+        assert_eq!(cuGraphExecDestroy(exec), 0);
+        assert_eq!(cuGraphLaunch(exec, gpu.stream), 400);
+    }
+}
+
+#[test]
+fn what_a_capture_forbids_is_refused_and_spoils_it() {
+    let gpu = Gpu::with(&[("mode", "eager")]);
+    let (mut event, mut graph, mut status) = (0, 0, 0);
+    let place = std::cell::Cell::new(0u64);
+    assert_eq!(cuEventCreate(&mut event, 2), 0);
+    // Complete or not: an event from outside is refused.
+    assert_eq!(cuEventRecord(event, gpu.stream), 0);
+    assert_eq!(cuEventSynchronize(event), 0);
+    let forbidden: [(&dyn Fn() -> i32, i32); 4] = [
+        (&|| cuStreamWaitEvent(gpu.stream, event, 0), 905),
+        (&|| cuStreamSynchronize(gpu.stream), 900),
+        (&|| cuStreamQuery(gpu.stream), 900),
+        (&|| cuMemAlloc_v2(place.as_ptr(), 4), 900),
+    ];
+    for (call, expected) in forbidden {
+        assert_eq!(cuStreamBeginCapture_v2(gpu.stream, 0), 0);
+        assert_eq!(call(), expected, "{}", reason());
+        assert_eq!(cuStreamIsCapturing(gpu.stream, &mut status), 0);
+        assert_eq!(status, 2);
+        assert_eq!(cuEventRecordWithFlags(event, gpu.stream, 1), 901);
+        assert_eq!(cuStreamEndCapture(gpu.stream, &mut graph), 901);
+        assert_eq!((graph, cuStreamSynchronize(gpu.stream)), (0, 0));
+    }
+    // A stream that joined and did not come back.
+    let mut other = 0;
+    assert_eq!(cuStreamCreate(&mut other, 1), 0);
+    assert_eq!(cuStreamBeginCapture_v2(gpu.stream, 0), 0);
+    assert_eq!(cuEventRecord(event, gpu.stream), 0);
+    assert_eq!(cuStreamWaitEvent(other, event, 0), 0);
+    assert_eq!(cuEventRecordWithFlags(event, other, 1), 0);
+    assert_eq!(cuStreamEndCapture(gpu.stream, &mut graph), 904);
+}
+
+#[test]
+fn external_events_order_replays_with_other_streams() {
+    for wait in [true, false] {
+        let mut gpu = Gpu::deferred(5);
+        let fill = gpu.kernel(TYPES, "fill");
+        let (x, three, n, seven) = (gpu.upload(&[1f32; 8]), 3f32, 8i32, 7f32);
+        let (mut other, mut event) = (0, 0);
+        assert_eq!(cuStreamCreate(&mut other, 1), 0);
+        assert_eq!(cuEventCreate(&mut event, 2), 0);
+        assert_eq!(cuStreamWaitEvent(other, event, 1), 1, "outside a capture the flag is invalid");
+        assert_eq!(cuEventRecord(event, other), 0);
+        assert_eq!(cuStreamBeginCapture_v2(gpu.stream, 0), 0);
+        assert_eq!(cuStreamWaitEvent(gpu.stream, event, 1), 0);
+        assert_eq!(gpu.launch(fill, ONE, 8, 0, args![x, three, n]), 0);
+        assert_eq!(cuEventRecordWithFlags(event, gpu.stream, 1), 0);
+        let exec = instantiated(gpu.stream);
+        // The other stream writes, then the graph, then the other stream again.
+        assert_eq!(gpu.launch_on(other, fill, ONE, 8, 0, args![x, seven, n]), 0);
+        assert_eq!(cuEventRecord(event, other), 0);
+        assert_eq!(cuGraphLaunch(exec, gpu.stream), 0);
+        if wait {
+            assert_eq!(cuStreamWaitEvent(other, event, 0), 0);
+        }
+        assert_eq!(gpu.launch_on(other, fill, ONE, 8, 0, args![x, seven, n]), 0);
+        assert_eq!(cuCtxSynchronize(), 0);
+        assert_eq!(count("races") > 0, !wait, "{}", reason());
     }
 }
 

@@ -9,7 +9,7 @@ use std::ffi::c_void;
 use cudasim::blas::{gemm::*, handle::*, level1::*, level3::*};
 use cudasim::control::*;
 use cudasim::driver::stream::*;
-use cudasim::solver::{evd::*, handle::*};
+use cudasim::solver::{evd::*, handle::*, qr::*};
 
 use common::{Gpu, count, reason};
 
@@ -426,4 +426,123 @@ fn a_workspace_shared_by_two_streams_is_a_race() {
     }
     gpu.download::<f32>(x, 4);
     assert_eq!(count("races"), 1);
+}
+
+/// QR of a column-major rows × cols matrix of f64, by the two calls: what the first left, tau, Q, and the infos.
+fn reflections(gpu: &Gpu, given: &[f64], rows: i32, cols: i32, lda: i32) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
+    let mut handle = 0;
+    assert_eq!(cusolverDnCreate(&mut handle), 0);
+    assert_eq!(cusolverDnSetStream(handle, gpu.stream), 0);
+    let (a, tau, info) = (gpu.upload(given), gpu.alloc::<f64>(cols as usize), gpu.upload(&[-7i32; 2]));
+    let (mut first, mut second) = (0, 0);
+    assert_eq!(cusolverDnDgeqrf_bufferSize(handle, rows, cols, a as _, lda, &mut first), 0);
+    assert_eq!(cusolverDnDorgqr_bufferSize(handle, rows, cols, cols, a as _, lda, tau as _, &mut second), 0);
+    assert!(first > 0 && second > first, "the two ask for different sizes");
+    let room = gpu.alloc::<f64>(second as usize);
+    let factor =
+        |n: i32| cusolverDnDgeqrf(handle, rows, cols, a as _, lda, tau as _, room as _, n, info as _);
+    let form = |n: i32| {
+        cusolverDnDorgqr(handle, rows, cols, cols, a as _, lda, tau as _, room as _, n, (info + 4) as _)
+    };
+    assert_eq!(factor(first), 0, "{}", reason());
+    let (packed, scales) = (gpu.download::<f64>(a, given.len()), gpu.download::<f64>(tau, cols as usize));
+    assert_eq!(form(second), 0, "{}", reason());
+    assert_eq!(gpu.download::<i32>(info, 2), [0, 0]);
+    assert_eq!(count("solver_calls"), 2);
+    (packed, scales, gpu.download::<f64>(a, given.len()))
+}
+
+#[test]
+fn reflections_give_an_orthogonal_factor_and_a_triangle() {
+    for (rows, cols, lda, seed) in [(6usize, 6usize, 6usize, 0), (7, 4, 9, 1), (1, 1, 1, 2), (5, 5, 8, 3)] {
+        let gpu = if seed % 2 == 0 { Gpu::new() } else { Gpu::deferred(seed) };
+        let mut given = numbers(lda * cols, seed as usize + 3);
+        // A column that depends on another one is completed to a basis.
+        if cols > 3 {
+            given.copy_within(0..rows, 2 * lda);
+        }
+        let (packed, tau, q) = reflections(&gpu, &given, rows as i32, cols as i32, lda as i32);
+        for j in 0..cols {
+            for i in 0..cols {
+                let dot: f64 = (0..rows).map(|k| q[i * lda + k] * q[j * lda + k]).sum();
+                assert!((dot - f64::from(u8::from(i == j))).abs() < 1e-13, "{rows}x{cols}: {i}, {j}: {dot}");
+            }
+            for i in 0..rows {
+                let back: f64 = (0..=j).map(|k| q[k * lda + i] * packed[j * lda + k]).sum();
+                assert!((back - given[j * lda + i]).abs() < 1e-12, "{rows}x{cols}: A is not QR");
+            }
+            for pad in rows..lda {
+                assert_eq!(q[j * lda + pad], given[j * lda + pad], "padding is untouched");
+            }
+            // H = I - tau v v' is orthogonal only for this tau; LAPACK's lies in [1, 2], or is 0.
+            let below: f64 = (j + 1..rows).map(|i| packed[j * lda + i].powi(2)).sum();
+            assert!((tau[j] * (1.0 + below) - 2.0).abs() < 1e-12 || tau[j] == 0.0);
+            assert!(tau[j] == 0.0 || (1.0..=2.0).contains(&tau[j]), "{}", tau[j]);
+        }
+        gpu.clean();
+    }
+}
+
+#[test]
+fn a_single_precision_factor_is_rounded_as_it_is_made() {
+    let gpu = Gpu::new();
+    let mut handle = 0;
+    assert_eq!(cusolverDnCreate(&mut handle), 0);
+    assert_eq!(cusolverDnSetStream(handle, gpu.stream), 0);
+    let n = 12usize;
+    let given: Vec<f32> =
+        numbers(n * n, 4).iter().enumerate().map(|(i, x)| (x + 0.01 * i as f64) as f32).collect();
+    let (a, tau, info) = (gpu.upload(&given), gpu.alloc::<f32>(n), gpu.alloc::<i32>(1));
+    let room = gpu.alloc::<f32>(4096);
+    let n32 = n as i32;
+    let mut elements = 0;
+    assert_eq!(cusolverDnSgeqrf_bufferSize(handle, n32, n32, a as _, n32, &mut elements), 0);
+    assert_eq!(cusolverDnSgeqrf(handle, n32, n32, a as _, n32, tau as _, room as _, 4096, info as _), 0);
+    assert_eq!(cusolverDnSorgqr_bufferSize(handle, n32, n32, n32, a as _, n32, tau as _, &mut elements), 0);
+    assert_eq!(cusolverDnSorgqr(handle, n32, n32, n32, a as _, n32, tau as _, room as _, 4096, info as _), 0);
+    let q = gpu.download::<f32>(a, n * n);
+    let off = |i: usize, j: usize| {
+        let dot: f64 = (0..n).map(|k| f64::from(q[i * n + k]) * f64::from(q[j * n + k])).sum();
+        (dot - f64::from(u8::from(i == j))).abs()
+    };
+    let worst = (0..n * n).map(|k| off(k % n, k / n)).fold(0.0, f64::max);
+    assert!(worst > 1e-9 && worst < 1e-5, "{worst:e}");
+    gpu.clean();
+}
+
+#[test]
+fn wrong_reflections_are_refused_and_go_wrong_on_request() {
+    let gpu = Gpu::new();
+    let mut handle = 0;
+    assert_eq!(cusolverDnCreate(&mut handle), 0);
+    assert_eq!(cusolverDnSetStream(handle, gpu.stream), 0);
+    let (a, tau, info) = (gpu.upload(&[2f64, 1.0, 0.5, 1.0]), gpu.upload(&[0f64; 2]), gpu.upload(&[-7i32]));
+    let room = gpu.alloc::<f64>(256);
+    let form = |m: i32, n: i32, k: i32, tau: u64| {
+        cusolverDnDorgqr(handle, m, n, k, a as _, 2, tau as _, room as _, 256, info as _)
+    };
+    assert_eq!(form(3, 2, 2, tau), 3, "lda is too small");
+    assert_eq!(form(2, 2, 3, tau), 3, "more reflections than columns");
+    assert_eq!(form(1, 2, 1, tau), 3, "more columns than rows");
+    assert_eq!(form(2, 2, 2, a + 8), 3, "tau within the matrix");
+    assert_ne!(form(2, 2, 2, 0x10), 0, "tau is not device memory");
+    let (mut first, mut second) = (0, 0);
+    assert_eq!(cusolverDnDgeqrf_bufferSize(handle, 2, 2, a as _, 2, &mut first), 0);
+    assert_eq!(cusolverDnDorgqr_bufferSize(handle, 2, 2, 2, a as _, 2, tau as _, &mut second), 0);
+    assert_eq!(cusolverDnDgeqrf(handle, 2, 2, a as _, 2, tau as _, room as _, first - 1, info as _), 3);
+    assert!(reason().contains("the workspace has"), "{}", reason());
+    assert_eq!(cusolverDnDorgqr(handle, 2, 2, 2, a as _, 2, tau as _, room as _, second - 1, info as _), 3);
+    let refused = cudasim_violations();
+    assert_eq!(count("solver_calls"), 0);
+    for (kind, told) in [(c"info", -1), (c"nan", 0), (c"nonorthogonal", 0)] {
+        assert_eq!(cudasim_fail_evd(1, kind.as_ptr()), 0);
+        let (b, t) = (gpu.upload(&[2f64, 1.0, 0.5, 1.0]), gpu.alloc::<f64>(2));
+        assert_eq!(cusolverDnDgeqrf(handle, 2, 2, b as _, 2, t as _, room as _, 256, info as _), 0);
+        assert_eq!(cusolverDnDorgqr(handle, 2, 2, 2, b as _, 2, t as _, room as _, 256, info as _), 0);
+        assert_eq!(gpu.download::<i32>(info, 1), [told], "{kind:?}");
+        let q = gpu.download::<f64>(b, 4);
+        let length = q[0] * q[0] + q[1] * q[1];
+        assert_eq!((length - 1.0).abs() < 1e-12, told != 0, "{kind:?}: {q:?}");
+    }
+    assert_eq!(cudasim_violations(), refused, "what is asked for breaks no rule");
 }

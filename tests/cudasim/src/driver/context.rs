@@ -44,6 +44,9 @@ impl Sim {
         self.pending.retain(|_, stream| !gone.contains(stream));
         self.streams.live.retain(|_, s| s.context != handle);
         self.events.live.retain(|_, e| e.context != handle);
+        self.captures.retain(|origin, _| !gone.contains(origin));
+        self.graphs.live.retain(|_, g| g.context != handle);
+        self.execs.live.retain(|_, g| g.context != handle);
         self.modules.live.retain(|_, m| m.context != handle);
         self.functions.live.retain(|_, f| f.context != handle);
         self.contexts.remove(handle)?;

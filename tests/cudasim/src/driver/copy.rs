@@ -127,9 +127,7 @@ impl Sim {
 
     /// Counts an asynchronous copy of pageable memory, which the host may have to wait for.
     fn pageable(&mut self, stream: u64, synchronous: bool) -> Result {
-        if self.streams.get(stream)?.capture.is_some() {
-            refuse!(Capture, "a copy of pageable memory cannot be captured");
-        }
+        self.refuse_capturing(stream, "a copy of pageable memory cannot be captured")?;
         if !synchronous {
             self.counters.totals.pageable_copies += 1;
             self.counters.totals.host_syncs += 1;

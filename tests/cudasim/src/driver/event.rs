@@ -2,6 +2,7 @@
 
 use libc::{c_int, c_uint};
 
+use super::graph::Node;
 use crate::boundary::{driver, put};
 use crate::reason::{Result, refuse};
 use crate::schedule::Work;
@@ -20,19 +21,58 @@ impl Sim {
         Ok(found)
     }
 
-    fn record(&mut self, event: u64, stream: u64) -> Result {
+    /// Records an event. While the stream captures, the event stands for what was captured so far; or, if it is
+    /// `external`, every launch of the graph will record it.
+    pub(super) fn record(&mut self, event: u64, stream: u64, external: bool) -> Result {
         let stream = self.stream(stream)?;
         self.event(event)?;
-        let op = self.enqueue(stream, "cuEventRecord", Work::Marker)?;
-        let (clock, capture) = {
-            let found = self.streams.get(stream)?;
-            (found.clock.clone(), found.capture)
-        };
-        let found = self.event(event)?;
-        found.record = Some((op, clock));
-        found.captured = capture;
         self.counters.totals.event_records += 1;
-        Ok(())
+        match self.streams.get(stream)?.capture {
+            Some(origin) if external => self.capture(origin, stream, "cuEventRecord", Node::Record(event)),
+            Some(origin) => {
+                let nodes = self.captured_so_far(origin, stream)?;
+                let found = self.event(event)?;
+                (found.record, found.captured) = (None, Some((origin, nodes)));
+                Ok(())
+            }
+            None if external => refuse!(InvalidValue, "the flag EXTERNAL is for capturing streams only"),
+            None => {
+                let op = self.enqueue(stream, "cuEventRecord", Work::Marker)?;
+                let clock = self.streams.get(stream)?.clock.clone();
+                let found = self.event(event)?;
+                (found.record, found.captured) = (Some((op, clock)), None);
+                Ok(())
+            }
+        }
+    }
+
+    /// Lets a stream wait for what an event was last recorded for.
+    pub(super) fn await_event(&mut self, stream: u64, event: u64, external: bool) -> Result {
+        let stream = self.stream(stream)?;
+        // The event may be of another context.
+        let (record, captured) = {
+            let found = self.events.get(event)?;
+            (found.record.clone(), found.captured.clone())
+        };
+        self.counters.totals.stream_waits += 1;
+        let capture = self.streams.get(stream)?.capture;
+        match (capture, captured) {
+            (Some(origin), _) if external => {
+                self.capture(origin, stream, "cuStreamWaitEvent", Node::Await(event))
+            }
+            (None, _) if external => refuse!(InvalidValue, "the flag EXTERNAL is for capturing streams only"),
+            (_, Some((origin, nodes))) => self.join_capture(stream, origin, nodes),
+            (Some(_), None) if record.is_some() => {
+                self.spoil(stream)?;
+                refuse!(CaptureIsolation, "a capturing stream waits for an event outside the capture");
+            }
+            _ => {
+                if record.is_some() {
+                    self.enqueue_after(stream, "cuStreamWaitEvent", Work::Marker, record)?;
+                }
+                Ok(())
+            }
+        }
     }
 
     fn elapsed(&mut self, out: *mut f32, start: u64, end: u64) -> Result {
@@ -67,16 +107,16 @@ pub extern "C" fn cuEventCreate(out: *mut u64, flags: c_uint) -> c_int {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventRecord(event: u64, stream: u64) -> c_int {
-    driver("cuEventRecord", |sim| sim.record(event, stream))
+    driver("cuEventRecord", |sim| sim.record(event, stream, false))
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventRecordWithFlags(event: u64, stream: u64, flags: c_uint) -> c_int {
     driver("cuEventRecordWithFlags", |sim| {
-        if flags != 0 {
-            refuse!(NotSupported, "record flags are not supported");
+        if flags > 1 {
+            refuse!(InvalidValue, "unknown flags {flags:#x}");
         }
-        sim.record(event, stream)
+        sim.record(event, stream, flags == 1)
     })
 }
 
@@ -84,28 +124,10 @@ pub extern "C" fn cuEventRecordWithFlags(event: u64, stream: u64, flags: c_uint)
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamWaitEvent(stream: u64, event: u64, flags: c_uint) -> c_int {
     driver("cuStreamWaitEvent", |sim| {
-        let stream = sim.stream(stream)?;
         if flags > 1 {
             refuse!(InvalidValue, "unknown flags {flags:#x}");
         }
-        // The event may be of another context.
-        let (record, captured) = {
-            let found = sim.events.get(event)?;
-            (found.record.clone(), found.captured)
-        };
-        sim.counters.totals.stream_waits += 1;
-        if let Some(origin) = captured {
-            sim.streams.get(stream)?.capture.get_or_insert(origin);
-        } else if sim.streams.get(stream)?.capture.is_some()
-            && let Some((op, _)) = &record
-            && !sim.done(*op)
-        {
-            refuse!(Capture, "a capturing stream waits for an event outside the capture");
-        }
-        if record.is_some() {
-            sim.enqueue_after(stream, "cuStreamWaitEvent", Work::Marker, record)?;
-        }
-        Ok(())
+        sim.await_event(stream, event, flags == 1)
     })
 }
 

@@ -12,6 +12,7 @@ impl Sim {
     /// Refuses while any stream of the context captures.
     fn not_capturing(&mut self, context: u64, what: &str) -> Result {
         if self.streams.live.values().any(|s| s.context == context && s.capture.is_some()) {
+            self.spoil_captures(context);
             refuse!(Capture, "{what} is not allowed while a stream captures");
         }
         Ok(())

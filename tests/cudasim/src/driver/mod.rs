@@ -6,7 +6,8 @@
 //! | [`context`] | contexts and the stack of current ones |
 //! | [`memory`] | allocation, pinning, pointer attributes |
 //! | [`copy`] | copies and fills |
-//! | [`stream`] | streams and capture |
+//! | [`stream`] | streams |
+//! | [`graph`] | capture, and graphs that are replayed |
 //! | [`event`] | events |
 //! | [`module`] | modules and their functions |
 //! | [`launch`] | kernel launches and occupancy |
@@ -16,6 +17,7 @@ pub mod context;
 pub mod copy;
 pub mod device;
 pub mod event;
+pub mod graph;
 pub mod launch;
 pub mod memory;
 pub mod module;

@@ -6,7 +6,7 @@ use crate::boundary::{driver, put, put_if, text};
 use crate::reason::refuse;
 
 /// Name and description of the statuses that the simulator can return.
-const STATUSES: [(c_int, &[u8], &[u8]); 31] = [
+const STATUSES: [(c_int, &[u8], &[u8]); 33] = [
     (0, b"CUDA_SUCCESS\0", b"no error\0"),
     (1, b"CUDA_ERROR_INVALID_VALUE\0", b"invalid argument\0"),
     (2, b"CUDA_ERROR_OUT_OF_MEMORY\0", b"out of memory\0"),
@@ -39,10 +39,16 @@ const STATUSES: [(c_int, &[u8], &[u8]); 31] = [
         b"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED\0",
         b"operation failed due to a previous error during capture\0",
     ),
+    (904, b"CUDA_ERROR_STREAM_CAPTURE_UNJOINED\0", b"capturing stream has unjoined work\0"),
+    (
+        905,
+        b"CUDA_ERROR_STREAM_CAPTURE_ISOLATION\0",
+        b"dependency created on uncaptured work in another stream\0",
+    ),
     (
         906,
         b"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT\0",
-        b"dependency created on uncaptured work in another stream\0",
+        b"operation would make the legacy stream depend on a capturing blocking stream\0",
     ),
     (
         907,

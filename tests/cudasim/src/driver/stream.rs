@@ -1,4 +1,4 @@
-//! Streams and, as far as tests need it, capture.
+//! Streams.
 
 use libc::{c_int, c_uint, c_void};
 
@@ -14,33 +14,6 @@ impl Sim {
         }
         let stream = self.new_stream(context, flags, priority, false);
         put(out, stream, "phStream")
-    }
-
-    /// Marks a stream as capturing, or ends its capture and lets its work run.
-    pub fn set_capturing(&mut self, stream: u64, capturing: bool) -> Result {
-        self.streams.get(stream)?.capture = capturing.then_some(stream);
-        if capturing {
-            return Ok(());
-        }
-        // Streams that joined the capture through events end with it.
-        let mut last = Vec::new();
-        for (handle, other) in &mut self.streams.live {
-            if other.capture == Some(stream) {
-                other.capture = None;
-            }
-            if other.capture.is_none() || *handle == stream {
-                last.push(other.last);
-            }
-        }
-        for event in self.events.live.values_mut() {
-            if event.captured == Some(stream) {
-                event.captured = None;
-            }
-        }
-        if !self.config.deferred {
-            self.force(&last)?;
-        }
-        Ok(())
     }
 }
 
@@ -99,9 +72,7 @@ pub extern "C" fn cuStreamSynchronize(stream: u64) -> c_int {
 pub extern "C" fn cuStreamQuery(stream: u64) -> c_int {
     driver("cuStreamQuery", |sim| {
         let stream = sim.stream(stream)?;
-        if sim.streams.get(stream)?.capture.is_some() {
-            refuse!(Capture, "a capturing stream is queried");
-        }
+        sim.refuse_capturing(stream, "a capturing stream is queried")?;
         sim.advance();
         let (last, clock) = (sim.streams.get(stream)?.last, sim.streams.get(stream)?.clock.clone());
         if !sim.done(last) {
@@ -153,8 +124,8 @@ pub extern "C" fn cuStreamGetId(stream: u64, out: *mut u64) -> c_int {
 pub extern "C" fn cuStreamIsCapturing(stream: u64, out: *mut c_int) -> c_int {
     driver("cuStreamIsCapturing", |sim| {
         let stream = sim.stream(stream)?;
-        let capturing = sim.streams.get(stream)?.capture.is_some();
-        put(out, c_int::from(capturing), "captureStatus")
+        let status = sim.capture_status(stream)?;
+        put(out, status, "captureStatus")
     })
 }
 
@@ -170,7 +141,8 @@ pub extern "C" fn cuStreamGetCaptureInfo_v2(
     driver("cuStreamGetCaptureInfo_v2", |sim| {
         let stream = sim.stream(stream)?;
         let capture = sim.streams.get(stream)?.capture;
-        put(status, c_int::from(capture.is_some()), "captureStatus_out")?;
+        let known = sim.capture_status(stream)?;
+        put(status, known, "captureStatus_out")?;
         put_if(id, capture.unwrap_or(0));
         put_if(graph, std::ptr::null_mut());
         put_if(dependencies, std::ptr::null());

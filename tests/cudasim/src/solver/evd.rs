@@ -19,17 +19,28 @@ struct Problem {
     part: Part,
     a: Matrix,
     w: Matrix,
+    /// How many, and whether by the batched function.
     batch: usize,
+    batched: bool,
 }
 
+/// What a single decomposition takes beside its matrices.
+const SINGLE_FIXED: usize = 32 << 10;
+/// Sides up to which a batch works in shared memory.
+const SHARED_SIDE: usize = 32;
+
 impl Problem {
-    /// Bytes of device and host workspace. The numbers are made up; that they grow with the problem is what
-    /// a caller must get right.
+    /// Bytes of device and host workspace. The numbers are made up; that they do not only grow is what a caller
+    /// must get right: one matrix alone takes more than a batch of small ones, and f64 more than twice f32.
     fn workspace(&self) -> (usize, usize) {
         let (n, size) = (self.a.rows, self.a.real.size());
-        let device = (2 * n * n + 6 * n + 32) * size * self.batch.min(64) + 256;
-        let host = if self.batch == 1 { 4 * n * size + 64 } else { 0 };
-        (device, host)
+        let copies = if self.a.real == Real::F64 { 3 } else { 2 };
+        let one = (copies * n * n + 6 * n + 32) * size;
+        if !self.batched {
+            return (one + SINGLE_FIXED, 4 * n * size + 64);
+        }
+        let each = if n <= SHARED_SIDE { 2 * n * size } else { one };
+        (each * self.batch.min(64) + 256, 0)
     }
 
     fn perform(&self, stage: &mut Stage<'_>, scratch: u64, info: u64) -> Result {
@@ -97,8 +108,9 @@ impl Sim {
         if given.jobz != 0 && given.jobz != 1 {
             refuse!(InvalidValue, "jobz {} is unknown", given.jobz);
         }
-        if given.n < 0 || given.batch < 1 {
-            refuse!(InvalidValue, "n is {} and the batch {}", given.n, given.batch);
+        let batch = given.batch.unwrap_or(1);
+        if given.n < 0 || batch < 1 {
+            refuse!(InvalidValue, "n is {} and the batch {batch}", given.n);
         }
         if given.lda < given.n.max(1) {
             refuse!(InvalidValue, "lda is {}, n is {}", given.lda, given.n);
@@ -117,7 +129,8 @@ impl Sim {
             part: Part::from_code(given.uplo)?,
             a: Matrix { address: given.a, rows: n, cols: n, ld: given.lda as usize, real: reals[0] },
             w: Matrix { address: given.w, rows: n, cols: 1, ld: n.max(1), real: reals[0] },
-            batch: given.batch as usize,
+            batch: given.batch.unwrap_or(1) as usize,
+            batched: given.batch.is_some(),
         })
     }
 
@@ -161,6 +174,11 @@ impl Sim {
         let scratch = room.device.0;
         let run: Run = Arc::new(move |stage| problem.perform(stage, scratch, info));
         self.enqueue(stream, name, Work::Run(run))?;
+        if !problem.batched {
+            // Parts of a single decomposition are the host's.
+            self.counters.totals.solver_syncs += 1;
+            self.wait_stream(stream)?;
+        }
         Ok(())
     }
 }
@@ -175,7 +193,8 @@ struct Given {
     w: u64,
     /// Of A, W and the computation.
     types: (c_int, c_int, c_int),
-    batch: i64,
+    /// Of the batched function.
+    batch: Option<i64>,
 }
 
 /// The workspaces: address and bytes.
@@ -203,7 +222,7 @@ pub extern "C" fn cusolverDnXsyevd_bufferSize(
 ) -> c_int {
     solver("cusolverDnXsyevd_bufferSize", |sim| {
         let types = (a_type, w_type, compute);
-        let given = Given { jobz, uplo, n, a: a as u64, lda, w: w as u64, types, batch: 1 };
+        let given = Given { jobz, uplo, n, a: a as u64, lda, w: w as u64, types, batch: None };
         let sizes = sim.problem(handle, params, &given)?.workspace();
         put(device, sizes.0, "workspaceInBytesOnDevice")?;
         put_if(host, sizes.1);
@@ -233,7 +252,7 @@ pub extern "C" fn cusolverDnXsyevd(
 ) -> c_int {
     solver("cusolverDnXsyevd", |sim| {
         let types = (a_type, w_type, compute);
-        let given = Given { jobz, uplo, n, a: a as u64, lda, w: w as u64, types, batch: 1 };
+        let given = Given { jobz, uplo, n, a: a as u64, lda, w: w as u64, types, batch: None };
         let room = Room { device: (device as u64, device_bytes), host: (host as u64, host_bytes) };
         sim.decompose("cusolverDnXsyevd", handle, params, &given, room, info as u64)
     })
@@ -260,7 +279,7 @@ pub extern "C" fn cusolverDnXsyevBatched_bufferSize(
 ) -> c_int {
     solver("cusolverDnXsyevBatched_bufferSize", |sim| {
         let types = (a_type, w_type, compute);
-        let given = Given { jobz, uplo, n, a: a as u64, lda, w: w as u64, types, batch };
+        let given = Given { jobz, uplo, n, a: a as u64, lda, w: w as u64, types, batch: Some(batch) };
         let sizes = sim.problem(handle, params, &given)?.workspace();
         put(device, sizes.0, "workspaceInBytesOnDevice")?;
         put_if(host, sizes.1);
@@ -292,7 +311,7 @@ pub extern "C" fn cusolverDnXsyevBatched(
 ) -> c_int {
     solver("cusolverDnXsyevBatched", |sim| {
         let types = (a_type, w_type, compute);
-        let given = Given { jobz, uplo, n, a: a as u64, lda, w: w as u64, types, batch };
+        let given = Given { jobz, uplo, n, a: a as u64, lda, w: w as u64, types, batch: Some(batch) };
         let room = Room { device: (device as u64, device_bytes), host: (host as u64, host_bytes) };
         sim.decompose("cusolverDnXsyevBatched", handle, params, &given, room, info as u64)
     })
