@@ -299,6 +299,15 @@ typedef struct foam_tensor {
 /** Checks every `check_period` steps; SOAP's basis is refreshed where kappa is above `kappa_threshold`. */
 #define FOAM_SCHEDULE_KAPPA 3
 
+/** A basis is refreshed by an eigendecomposition. */
+#define FOAM_REFRESH_EVD 0
+
+/**
+ * A basis is refreshed by steps Q <- qr(A Q) until the sandwich bound is at most `tau`, at most three of them; by an
+ * eigendecomposition only where they do not suffice (policy sandwich, tau >= 0.1, on the CPU).
+ */
+#define FOAM_REFRESH_QR 1
+
 /** No fault. */
 #define FOAM_FAULT_NONE 0
 
@@ -450,8 +459,8 @@ typedef struct foam_config {
     int32_t refresh_schedule;
     /** SOAP: divide the direction of a block by its root mean square. */
     int32_t normalize_grads;
-    /** Must be 0. */
-    int32_t reserved2;
+    /** `FOAM_REFRESH_*`: how a basis of Shampoo is refreshed. */
+    int32_t refresh_method;
     /** SOAP: a side larger than this has no basis; 0 means no limit. */
     int64_t max_precond_dim;
     /** Steps between checks in the first part of the schedule front_loaded. */
@@ -462,6 +471,11 @@ typedef struct foam_config {
     double refresh_growth;
     /** Kappa above which the schedule kappa refreshes. */
     double kappa_threshold;
+    /**
+     * If > 0, `refresh_schedule` says when bases are refreshed whatever the policy finds, and every so many steps in
+     * between the spectrum is corrected; policies stale, sandwich (which may refresh then, too) and diagonal_residual.
+     */
+    int64_t correction_period;
 } foam_config;
 
 /**
@@ -623,6 +637,19 @@ typedef struct foam_stats_info {
     uint64_t bytes_sent;
     /** Bytes that it received from others. */
     uint64_t bytes_received;
+    /**
+     * Steps before the next check, if all parameters take part: so many plain steps may be replayed from a
+     * CUDA graph. UINT64_MAX if no check is near.
+     */
+    uint64_t plain_steps;
+    /** Steps Q <- qr(A Q) (`refresh_method` qr). */
+    uint64_t qr_steps;
+    /** Refreshes that such steps gave, without an eigendecomposition. */
+    uint64_t qr_refreshes;
+    /** Refreshes by an eigendecomposition because such steps did not suffice. */
+    uint64_t qr_fallbacks;
+    /** What keeps the configuration from working: `FOAM_FINDING_*` bits, see `foam_diagnosis`. */
+    uint64_t findings;
 } foam_stats_info;
 
 /** No check yet. */
@@ -732,7 +759,32 @@ typedef struct foam_factor_info {
     uint64_t bound_sandwich;
     /** SOAP: kappa of the last check, how far the statistic was from diagonal in the basis in use; 0 is fresh. */
     double kappa;
+    /** |Q'Q - I| of a basis that QR steps gave, as sign vectors see it; NaN otherwise. */
+    double orthogonality;
+    /** Steps Q <- qr(A Q) (`refresh_method` qr). */
+    uint64_t qr_steps;
+    /** Refreshes that such steps gave, without an eigendecomposition. */
+    uint64_t qr_refreshes;
+    /** Refreshes by an eigendecomposition because such steps did not suffice. */
+    uint64_t qr_fallbacks;
+    /** What is wrong with the factor: `FOAM_FINDING_*` bits. It is judged from its twentieth check on. */
+    uint64_t findings;
 } foam_factor_info;
+
+/** Right after a refresh, with no drift at all, the proxy is above `tau`: rounding decides, not staleness. */
+#define FOAM_FINDING_NOISE_ABOVE_TAU 1
+
+/** Most checks wanted a larger epsilon than `epsilon_max`. */
+#define FOAM_FINDING_EPSILON_AT_CAP 2
+
+/** At least nine of ten checks refresh, for no reason named above: nothing is saved. */
+#define FOAM_FINDING_ALWAYS_REFRESHES 4
+
+/** Epsilon is at least the largest eigenvalue: nothing is preconditioned. */
+#define FOAM_FINDING_DAMPING_DOMINATES 8
+
+/** Most eigendecompositions failed or were inaccurate at first. */
+#define FOAM_FINDING_REFRESHES_FAIL 16
 
 /** The factor's statistic: the running second moment, not bias-corrected; dim x dim. */
 #define FOAM_FACTOR_STATISTIC 0
@@ -859,11 +911,12 @@ typedef struct foam_stack {
 #define FOAM_STACK_CLOCK 0
 
 /**
- * The record of every factor, u32[count, ndim, 52]: eleven doubles (epsilon, proxy, max_proxy, relative_change,
- * alpha, gap_bound, residual, noise_floor, eigenvalue_min, eigenvalue_max, kappa), then fifteen 64-bit whole numbers
+ * The record of every factor, u32[count, ndim, 68]: twelve doubles (epsilon, proxy, max_proxy, relative_change, alpha,
+ * gap_bound, residual, noise_floor, eigenvalue_min, eigenvalue_max, kappa, orthogonality), then 22 64-bit whole numbers
  * (last_branch, 1 once there is a basis, last_refresh, last_check, checks, evd_calls, reuse_calls,
  * proxy_calls, epsilon_updates, cap_refreshes, residual_calls, failed_evds, fallback_double, fallback_svd,
- * fallback_stale, bound_exceeded, bound_average, bound_spectral, bound_sandwich), as in `foam_factor_info`.
+ * fallback_stale, bound_exceeded, bound_average, bound_spectral, bound_sandwich, qr_steps, qr_refreshes,
+ * qr_fallbacks), as in `foam_factor_info`.
  */
 #define FOAM_STACK_RECORD 1
 
@@ -1057,8 +1110,11 @@ typedef struct foam_record_field {
 /**
  * Gives every rank some bytes, and takes some from every rank: `send` holds the messages to rank 0, 1, ... one
  * behind the other, of `send_bytes[0]`, `send_bytes[1]`, ... bytes, and `recv` receives those of rank 0, 1, ...
- * likewise. Returns 0, or the caller's own code of an error once the call has failed or timed out. `send` and
- * `recv` are host memory; `stream` is that of the step.
+ * likewise. Returns 0, or the caller's own code of an error once the call has failed or timed out.
+ *
+ * On the CPU `send` and `recv` are host memory, and the bytes have arrived when the call returns. On a CUDA device they
+ * are memory of that device, and the work is put on `stream`: a CUstream, that of the step, or outside of a step one of
+ * the library's. The device's primary context is current. The call need not wait for the work; NCCL's do not.
  */
 typedef int32_t (*foam_all_to_allv_fn)(void *user,
                                        const void *send,
@@ -1082,7 +1138,7 @@ typedef int32_t (*foam_all_gatherv_fn)(void *user,
  * How ranks reach each other: two collectives of the caller (MPI, NCCL, gloo, ...), which move bytes and compute
  * nothing. All ranks make the same calls on their optimizers in the same order; the library then makes the same
  * collectives in the same order on each, on the thread that is inside the call. A collective should time out: a
- * rank that died is only noticed by it.
+ * rank that died is only noticed by it. Optimizers that take a step together share the communicator of the first.
  */
 typedef struct foam_comm {
     /** Bytes of this struct, set by the caller. */
@@ -1253,13 +1309,28 @@ foam_status foam_step(foam_optimizer *optimizer,
                       foam_error *error);
 
 /**
+ * One step of several optimizers from `foam_create_ranks`, or of none of them: `args[i]` is that of `optimizers[i]`.
+ * They have the same ranks, and share the collectives of one step: the groups of a model need no more of them than
+ * one group. The communicator of the first serves all. Everything that one of them refuses, on any rank, all refuse,
+ * and nothing has changed; a gradient that is not finite skips the step of all if the options of its optimizer say
+ * so, and that one counts it. All ranks make this call with the same optimizers in the same order. Overlaps between
+ * the tensors of two optimizers are not looked for.
+ *
+ * Contract: `optimizers` and `args` have `count` elements, each as for `foam_step`; `error` is NULL or a record.
+ */
+foam_status foam_step_together(foam_optimizer *const *optimizers,
+                               const foam_step_args *args,
+                               size_t count,
+                               foam_error *error);
+
+/**
  * Changes one option of a live optimizer; the next step uses it, and no state moves. Keys and values are those of
  * `foam_config_set`. Live are lr, weight_decay, decoupled_weight_decay, the dampings (epsilon, epsilon_left,
  * epsilon_right, epsilon_max), tau, residual_threshold, check_period, grafting_epsilon, nonfinite,
  * negative_eigenvalues, noise_floor, nesterov, ema_momentum, nadam, inject_fault, inject_fault_step,
- * refresh_schedule, front_period, front_steps, refresh_growth and kappa_threshold, and as long as they switch nothing
- * on or off also beta1, beta2, grafting_beta2 and momentum. The others shape the state and are refused by name with
- * the reason.
+ * refresh_schedule, refresh_method, front_period, front_steps, refresh_growth and kappa_threshold, and as long as they
+ * switch nothing on or off also beta1, beta2, grafting_beta2, momentum and correction_period. The others shape the state and are
+ * refused by name with the reason.
  *
  * The configuration is validated as a whole; a refused value changes nothing. A new damping is used from the next
  * check on. A new check_period or schedule leaves the first check where it was. Bias corrections take a new beta as
@@ -1791,6 +1862,12 @@ typedef struct foam_api {
     foam_status (*read_states)(foam_optimizer *optimizer, const foam_state_part *parts, size_t count, foam_error *error);
     /** `foam_write_states` */
     foam_status (*write_states)(foam_optimizer *optimizer, const foam_state_part *parts, size_t count, uint64_t steps, uint64_t skipped_steps, foam_error *error);
+    /** `foam_step_together` */
+    foam_status (*step_together)(foam_optimizer *const *optimizers, const foam_step_args *args, size_t count, foam_error *error);
+    /** `foam_diagnosis` */
+    foam_status (*diagnosis)(foam_optimizer *optimizer, char *text, size_t capacity, size_t *needed, foam_error *error);
+    /** `foam_diagnose` */
+    foam_status (*diagnose)(const foam_config *config, foam_factor_info *factors, size_t item_size, size_t count, uint64_t *findings, char *text, size_t capacity, size_t *needed, foam_error *error);
 } foam_api;
 
 /**
@@ -1800,6 +1877,40 @@ typedef struct foam_api {
  * lives as long as the library. Functions are only ever appended to it: `struct_size` says which are there.
  */
 const foam_api *foam_get_api(uint32_t version);
+
+/**
+ * Says what `findings` of `foam_stats` means: a line for each finding, with its name, the factors that have it, the
+ * option to change and a value to try; an empty text if nothing was found. `text`, if not NULL, is cut to `capacity`
+ * bytes with the final zero; `needed`, if not NULL, receives the bytes of the whole text. The log function gets each
+ * finding once, when it is made. A factor is judged from its twentieth check on, and one in ten judged factors makes a
+ * finding. Works after a panic too.
+ *
+ * Contract: `optimizer` came from `foam_create`; `text` is NULL or has `capacity` bytes; `needed` is NULL or writable; `error`
+ * is NULL or a record.
+ */
+foam_status foam_diagnosis(foam_optimizer *optimizer,
+                           char *text,
+                           size_t capacity,
+                           size_t *needed,
+                           foam_error *error);
+
+/**
+ * The same judgement of statistics that were read before: `count` factors of `item_size` =
+ * `sizeof(foam_factor_info)` bytes each, of an optimizer with the options of `config`. `findings` receives the bits
+ * of them all, and `findings` of each factor its own. `text`, `capacity` and `needed` are as in `foam_diagnosis`.
+ *
+ * Contract: `config` is a configuration; `factors` is NULL or has `count` * `item_size` writable bytes; `findings` and `needed`
+ * are NULL or writable; `text` is NULL or has `capacity` bytes; `error` is NULL or a record.
+ */
+foam_status foam_diagnose(const foam_config *config,
+                          foam_factor_info *factors,
+                          size_t item_size,
+                          size_t count,
+                          uint64_t *findings,
+                          char *text,
+                          size_t capacity,
+                          size_t *needed,
+                          foam_error *error);
 
 #ifdef __cplusplus
 }  // extern "C"

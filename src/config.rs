@@ -111,7 +111,14 @@ pub struct Config {
     pub refresh_growth: f64,
     /// κ above which the schedule `kappa` refreshes.
     pub kappa_threshold: f64,
+    /// How a basis of Shampoo is refreshed.
+    pub refresh_method: RefreshMethod,
+    /// Steps between corrections of the spectrum from one scheduled refresh to the next; 0 means none.
+    pub correction_period: i64,
 }
+
+/// The bound falls as 1/k with the k-th QR step: below this an eigendecomposition is cheaper.
+const LEAST_TAU_OF_QR: f64 = 0.1;
 
 /// A side that no parameter has: blocks are not cut.
 const NO_CUT: i64 = 1 << 40;
@@ -195,6 +202,8 @@ impl Config {
             front_steps: 0,
             refresh_growth: 1.5,
             kappa_threshold: 0.5,
+            refresh_method: RefreshMethod::Evd,
+            correction_period: 0,
         }
     }
 
@@ -332,9 +341,44 @@ impl Config {
             ));
         }
         match self.preconditioner {
-            PreconditionerName::Shampoo => self.refuse_options_of_soap(),
-            PreconditionerName::Soap => self.validate_soap(),
+            PreconditionerName::Shampoo => self.refuse_options_of_soap()?,
+            PreconditionerName::Soap => self.validate_soap()?,
         }
+        let corrects = matches!(self.policy, Policy::Stale | Policy::Sandwich | Policy::DiagonalResidual);
+        if self.correction_period > 0 && !corrects {
+            return Err(Error::invalid(format!(
+                "correction_period = {} with policy = {}, which keeps the spectrum of its last refresh; expected policy = stale, sandwich or diagonal_residual, or correction_period = 0",
+                self.correction_period,
+                self.policy.name()
+            )));
+        }
+        self.validate_qr()
+    }
+
+    /// What a refresh by QR steps needs: a proven stop that it can reach.
+    fn validate_qr(&self) -> Result<()> {
+        if self.refresh_method != RefreshMethod::Qr {
+            return Ok(());
+        }
+        if self.policy != Policy::Sandwich {
+            return Err(Error::invalid(format!(
+                "refresh_method = qr with policy = {}, which has no bound that would say when to stop; expected policy = sandwich, or refresh_method = evd",
+                self.policy.name()
+            )));
+        }
+        if self.tau < LEAST_TAU_OF_QR {
+            return Err(Error::invalid(format!(
+                "refresh_method = qr with tau = {}: so small a bound takes many steps; expected tau >= {LEAST_TAU_OF_QR}, or refresh_method = evd",
+                self.tau
+            )));
+        }
+        if self.device.kind != Device::CPU_KIND {
+            return Err(Error::new(
+                Kind::Unsupported,
+                "refresh_method = qr works on the CPU so far; expected refresh_method = evd, or device = cpu",
+            ));
+        }
+        Ok(())
     }
 
     /// What only SOAP does.
@@ -372,17 +416,16 @@ impl Config {
             (!self.nadam, "nadam = false"),
             (self.decoupled_weight_decay, "decoupled_weight_decay = true"),
             (self.epsilon_mode == EpsilonMode::Absolute, "epsilon_mode = absolute: its epsilon is Adam's"),
+            (self.correction_period == 0, "correction_period = 0: it keeps no spectrum"),
+            (
+                self.refresh_method == RefreshMethod::Evd,
+                "refresh_method = evd: its own refreshes are by QR already",
+            ),
         ];
         if let Some((_, expected)) = fits.iter().find(|(fits, _)| !fits) {
             return Err(Error::invalid(format!(
                 "preconditioner = soap: expected {expected}; the preset soap sets all of its options"
             )));
-        }
-        if self.device.kind != Device::CPU_KIND {
-            return Err(Error::new(
-                Kind::Unsupported,
-                "preconditioner = soap works on the CPU so far; expected device = cpu",
-            ));
         }
         Ok(())
     }
@@ -486,8 +529,9 @@ mod tests {
             ("nadam", "true"),
             ("normalized_grafting", "true"),
             ("decoupled_weight_decay", "false"),
-            ("device", "cuda:0"),
             ("epsilon_mode", "relative"),
+            ("correction_period", "5"),
+            ("refresh_method", "qr"),
         ] {
             refused("soap", key, value, &format!("expected {key} = "));
         }
@@ -502,6 +546,39 @@ mod tests {
         }
         let sum = Config { beta2: 1.0, ..Config::preset("soap").unwrap() };
         assert!(sum.validate().unwrap_err().message.contains("front_steps"));
+    }
+
+    #[test]
+    fn corrections_need_a_policy_that_takes_them() {
+        for (policy, valid) in
+            [("stale", true), ("sandwich", true), ("foam", false), ("foam_certified", false)]
+        {
+            let mut config = Config { correction_period: 5, ..Config::reference() };
+            config.set("policy", policy).unwrap();
+            let answer = config.validate();
+            assert_eq!(answer.is_ok(), valid, "{policy}");
+            let named =
+                |error: Error| error.message.contains("correction_period") && error.message.contains(policy);
+            assert!(answer.err().is_none_or(named));
+        }
+    }
+
+    #[test]
+    fn refreshes_by_qr_need_a_bound_that_they_can_reach() {
+        let qr = Config { refresh_method: RefreshMethod::Qr, ..Config::default() };
+        qr.validate().unwrap();
+        for (key, value, expected) in [
+            ("policy", "foam", "policy = sandwich"),
+            ("policy", "stale", "policy = sandwich"),
+            ("tau", "0.09", "tau >= 0.1"),
+            ("device", "cuda:0", "device = cpu"),
+        ] {
+            let mut config = qr.clone();
+            config.set(key, value).unwrap();
+            let message = config.validate().unwrap_err().message;
+            assert!(message.contains("refresh_method = qr") && message.contains(expected), "{message}");
+        }
+        assert!(qr.changed("tau", "0.05").unwrap_err().message.contains("tau"));
     }
 
     #[test]

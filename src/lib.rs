@@ -14,7 +14,7 @@
 //! | `api` | the same for Rust: [`Optimizer`], its tensors, its statistics |
 //! | [`config`] | the hyperparameters: every option, its default, its range |
 //! | `engine` | Algorithm 1, once: the plan (parameters → blocks → stacks), the State, `accumulate`, `check`, `apply`; grafting |
-//! | `preconditioner` | Shampoo and SOAP as values: their arrays, the order of their verbs; a factor's record, when it is checked, the policies, the damping, the proven bounds |
+//! | `preconditioner` | Shampoo and SOAP as values: their arrays, the order of their verbs; a factor's record, when it is checked, the policies, the damping, the proven bounds, the diagnosis |
 //! | `device` | the trait of a device and what it is told; `cpu` (faer, the pools of the process), `gpu` (verbs, kernels, tables) over `gpu::cuda` |
 //! | `comm` | collectives that the caller injects; agreement of the ranks at creation |
 //! | `checkpoint` | state to and from safetensors, atomically |
@@ -82,6 +82,7 @@ pub use api::{
 };
 pub use config::{Config, Device};
 pub use error::{Error, Kind as ErrorKind, Place, Result};
+pub use preconditioner::diagnosis::{Finding, Findings};
 pub use tensor::DType;
 
 /// The crate whose `bf16` and `f16` parameters may have, in the version that is used here.

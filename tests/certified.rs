@@ -318,3 +318,83 @@ fn relative_damping_makes_a_run_independent_of_the_scale() {
         }
     }
 }
+
+/// What QR steps leave is bounded as any other basis, right after a refresh too.
+#[test]
+fn a_refresh_by_qr_steps_keeps_the_gap_below_its_bound() {
+    let (mut checks, mut closest) = (0u64, 0.0f64);
+    let (mut steps, mut by_qr, mut by_evd) = (0, 0, 0);
+    for seed in 0..1500 {
+        let mut random = Random::new(seed ^ 0x9B1);
+        let root = 1.0 + random.below(8) as f64;
+        let case = Case {
+            root,
+            exponent_multiplier: 1.0,
+            decades: random.pick(&[0.0, 1.0, 4.0]),
+            ..Case::new(seed)
+        };
+        let mode = random.pick(&["relative", "absolute"]);
+        let tau = random.pick(&[0.1, 0.25, 0.5, 0.75]);
+        let options = format!("{} refresh_method=qr", sandwich(&case, mode, tau));
+        let mut last = [0; 3];
+        case.run(&options, |info, gap| {
+            checks += 1;
+            let bound = info.gap_bound;
+            assert!(bound <= tau, "{bound} > {tau}: {case:?}");
+            assert!(
+                gap <= bound + rounding(info),
+                "gap {gap} > {bound} at step {}: {case:?}",
+                info.last_check
+            );
+            closest = if gap > 1e-6 { closest.max(gap / bound) } else { closest };
+            assert_eq!(info.evd_calls, info.qr_fallbacks, "an eigendecomposition is a fallback: {case:?}");
+            assert!(info.qr_steps <= 3 * (info.qr_refreshes + info.qr_fallbacks));
+            assert_eq!(info.checks, info.reuse_calls + info.qr_refreshes + info.qr_fallbacks);
+            if info.axis == 1 {
+                last = [info.qr_steps, info.qr_refreshes, info.qr_fallbacks];
+            }
+        });
+        (steps, by_qr, by_evd) = (steps + last[0], by_qr + last[1], by_evd + last[2]);
+    }
+    println!(
+        "{checks} checks: {by_qr} refreshes by {steps} QR steps, {by_evd} fallbacks; gap/bound at most {closest:.4}"
+    );
+    assert!(
+        checks > 50_000 && by_qr > 3000 && by_evd > 0 && closest > 0.9,
+        "{checks} {by_qr} {by_evd} {closest}"
+    );
+}
+
+#[test]
+fn a_refresh_by_qr_steps_holds_in_single_precision_up_to_rounding() {
+    let (mut refreshes, mut worst) = (0, 0.0f64);
+    for seed in 0..400 {
+        let case = Case { decades: 2.0, ..Case::new(seed) };
+        let tau = Random::new(seed ^ 0x33).pick(&[0.1, 0.25, 0.75]);
+        let options = format!("{} statistic_dtype=f32 refresh_method=qr", sandwich(&case, "relative", tau));
+        case.run(&options, |info, gap| {
+            let bound = info.gap_bound;
+            assert!(bound <= tau && gap <= bound + 0.002, "gap {gap} > {bound}: {case:?}");
+            worst = worst.max(gap - bound);
+            refreshes += u64::from(info.last_refresh == info.last_check && info.orthogonality.is_finite());
+        });
+    }
+    println!("{refreshes} refreshes by QR steps in single precision, gap - bound at most {worst:.2e}");
+    assert!(refreshes > 1000);
+}
+
+/// Where neither three QR steps nor an eigendecomposition serve, what the steps left is kept, with the bound that it has.
+#[test]
+fn a_fallback_that_fails_too_leaves_what_the_qr_steps_gave() {
+    let mut failures = 0;
+    for seed in 0..300 {
+        let case = Case { root: 2.0, exponent_multiplier: 1.0, decades: 4.0, ..Case::new(seed) };
+        let options = format!("{} refresh_method=qr inject_fault=evd_all", sandwich(&case, "absolute", 0.1));
+        case.run(&options, |info, gap| {
+            assert_eq!((info.evd_calls, info.qr_fallbacks), (0, info.fallback_stale), "{case:?}");
+            assert!(gap <= info.gap_bound + rounding(info), "gap {gap} > {}: {case:?}", info.gap_bound);
+            failures += u64::from(info.gap_bound > 0.1);
+        });
+    }
+    assert!(failures > 0);
+}

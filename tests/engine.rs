@@ -8,6 +8,8 @@
 
 #[path = "support/comm.rs"]
 mod comm;
+#[path = "support/rank.rs"]
+mod rank;
 mod support;
 #[path = "support/golden/mod.rs"]
 mod traces;
@@ -15,12 +17,14 @@ mod traces;
 mod absent;
 mod api;
 mod certified;
+mod diagnosis;
 mod dtypes;
 mod golden;
 mod paper;
 mod properties;
 mod ranks;
 mod reference;
+mod refresh;
 mod robust;
 mod scale;
 mod soap;

@@ -234,20 +234,23 @@ fn arguments(specs: &[Spec], seed: u64) -> Box<Arguments> {
 fn steps() {
     let specs = shapes();
     let cases = [
-        ("foam", 1, "none"),
-        ("foam", 3, "none"),
-        ("foam", 1, "evd_chosen"),
-        ("foam", 3, "evd_all"),
-        ("stale", 3, "none"),
-        ("diagonal_residual", 3, "none"),
-        ("foam_certified", 1, "none"),
+        ("reference", "policy=foam", 1, "none"),
+        ("reference", "policy=foam", 3, "none"),
+        ("reference", "policy=foam", 1, "evd_chosen"),
+        ("reference", "policy=foam", 3, "evd_all"),
+        ("reference", "policy=stale", 3, "none"),
+        ("reference", "policy=diagonal_residual", 3, "none"),
+        ("reference", "policy=foam_certified", 1, "none"),
+        ("default", "policy=sandwich", 3, "none"),
+        ("default", "policy=sandwich refresh_method=qr", 1, "none"),
+        ("soap", "policy=stale momentum=0 soap_form=exact refresh_schedule=fixed", 1, "none"),
+        ("soap", "policy=stale momentum=0 soap_form=in_basis refresh_schedule=fixed", 3, "none"),
     ];
-    for (policy, threads, fault) in cases {
-        for before in if policy == "foam" { 1..3 } else { 3..4 } {
-            let options = format!(
-                "{OPTIONS} policy={policy} num_threads={threads} inject_fault={fault} inject_fault_step=1"
-            );
-            let mut model = Model::new("reference", &options, &specs);
+    for (preset, more, threads, fault) in cases {
+        for before in if more == "policy=foam" { 1..3 } else { 3..4 } {
+            let options =
+                format!("{OPTIONS} {more} num_threads={threads} inject_fault={fault} inject_fault_step=1");
+            let mut model = Model::new(preset, &options, &specs);
             let mut random = Random::new(1);
             let mut tensors =
                 || specs.iter().map(|s| s.tensor(&random.normals(s.elements()))).collect::<Vec<_>>();
@@ -259,13 +262,13 @@ fn steps() {
             let (mut expected, first) = (None, arguments(&specs, 2).own);
             for stays_empty in [false, true] {
                 for number in 0.. {
-                    let mut model = Model::new("reference", &options, &specs);
+                    let mut model = Model::new(preset, &options, &specs);
                     model.load(&saved).unwrap();
                     let step = arguments(&specs, 2);
                     // SAFETY: a live handle, and tensors that live as long as the arguments.
                     let call = || unsafe { foam_step(model.handle(), &step.args, null_mut()) };
                     let (status, reached) = with_refusal(number, stays_empty, call);
-                    let case = format!("{options}, step {}, allocation {number}", before + 1);
+                    let case = format!("{preset} {options}, step {}, allocation {number}", before + 1);
                     if status == FOAM_OUT_OF_MEMORY {
                         assert!(step.own == first && model.save() == saved, "{case}: changed");
                     } else {
@@ -285,7 +288,7 @@ fn steps() {
                 }
             }
         }
-        println!("steps, {policy}, {threads} threads, fault {fault}: no abort");
+        println!("steps, {preset} {more}, {threads} threads, fault {fault}: no abort");
     }
 }
 
@@ -461,11 +464,11 @@ fn in_rust() {
     drop(Optimizer::new(Config::default(), [Param::new("w", &[4])]).unwrap());
     let made = std::cell::RefCell::new(Vec::new());
     let create = || {
-        // What the caller makes is the caller's.
+        // What the caller makes is the caller's. Alone: a worker that is still starting allocates on its own.
         ARMED.store(false, SeqCst);
         let params = vec![Param::new("w", &[70, 40]), Param::new("b", &[7])];
         ARMED.store(true, SeqCst);
-        let outcome = Optimizer::new(Config { check_period: 1, ..Config::default() }, params);
+        let outcome = Optimizer::new(Config { check_period: 1, num_threads: 1, ..Config::default() }, params);
         ARMED.store(false, SeqCst);
         made.borrow_mut().clear();
         status(outcome.map(|optimizer| made.borrow_mut().push(optimizer)))

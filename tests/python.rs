@@ -47,6 +47,7 @@ files! {
     the_library_is_found_and_the_commands_work: "test_commands.py";
     a_page_about_a_run_is_written: "test_report.py";
     examples_and_documented_programs_run: "test_examples.py";
+    appendix_k_of_the_paper_is_reproduced: "test_appendix_k.py";
     golden_traces_give_the_same_bits_through_torch: "test_torch_golden.py";
     torch_tensors_are_used_where_they_lie_or_refused_by_name: "test_torch_tensors.py";
     the_torch_optimizer_is_one: "test_torch.py";
@@ -57,6 +58,8 @@ files! {
     the_torch_state_travels_bit_for_bit: "test_torch_state.py";
     torch_trains_on_real_data_and_on_two_processes: "test_torch_training.py";
     several_processes_share_one_torch_optimizer: "test_torch_ranks.py";
+    the_study_resumes_after_a_kill_and_writes_its_page: "test_torch_study.py";
+    bounds_on_real_trajectories_are_above_the_true_gap: "test_torch_bounds.py";
     examples_and_documented_programs_with_torch_run: "test_torch_examples.py";
 }
 

@@ -1,350 +1,15 @@
 //! Many ranks: the same bits as one process, for every number of ranks and every way to hold the parameters; and
 //! every fault is an error on all ranks.
 
-use crate::comm::{BROKEN, Fault, Member, World};
+use crate::comm::{BROKEN, Fault, World};
+use crate::rank::{
+    F64, Failure, Hold, OPTIONS, P, Rank, STEPS, cut, grads, model, outcome, p, paste, ranks, step_together,
+    values,
+};
 use crate::support::model::configuration;
-use crate::support::random::Random;
 use foam::abi::*;
-use std::ffi::{CString, c_void};
 use std::path::Path;
 use std::ptr::null_mut;
-
-const F32: foam_dtype = foam_dtype { code: 2, bits: 32, lanes: 1 };
-const F64: foam_dtype = foam_dtype { code: 2, bits: 64, lanes: 1 };
-const BF16: foam_dtype = foam_dtype { code: 4, bits: 16, lanes: 1 };
-
-/// A parameter of a test.
-#[derive(Clone)]
-struct P {
-    name: String,
-    shape: Vec<i64>,
-    dtype: foam_dtype,
-    root: f64,
-    grafting_only: bool,
-}
-
-fn p(name: &str, shape: &[i64]) -> P {
-    P { name: name.into(), shape: shape.to_vec(), dtype: F32, root: 0.0, grafting_only: false }
-}
-
-impl P {
-    fn elements(&self) -> usize {
-        self.shape.iter().product::<i64>() as usize
-    }
-
-    fn width(&self) -> usize {
-        self.dtype.bits as usize / 8
-    }
-
-    fn bytes(&self, values: &[f64]) -> Vec<u8> {
-        match (self.dtype.code, self.dtype.bits) {
-            (4, 16) => values.iter().flat_map(|v| half::bf16::from_f64(*v).to_le_bytes()).collect(),
-            (_, 64) => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-            _ => values.iter().flat_map(|v| (*v as f32).to_le_bytes()).collect(),
-        }
-    }
-}
-
-/// How the ranks hold a parameter.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Hold {
-    /// Each has all of it.
-    Replicated,
-    /// Each has a part of an axis; parts are as torch cuts them, the last ones may be short or empty.
-    Sharded(usize),
-    /// Two copies of every part.
-    Hybrid(usize),
-    /// The first parameter sharded, the second replicated, and so on.
-    Mixed,
-}
-
-/// Start and length of a rank's part of a parameter; none for the whole.
-fn part(hold: Hold, index: usize, size: i64, rank: usize, ranks: usize) -> Option<(usize, i64, i64)> {
-    let (axis, rank, ranks) = match hold {
-        Hold::Replicated => return None,
-        Hold::Mixed if index % 2 == 1 => return None,
-        Hold::Mixed => (0, rank, ranks),
-        Hold::Sharded(axis) => (axis, rank, ranks),
-        Hold::Hybrid(axis) => (axis, rank % (ranks / 2), ranks / 2),
-    };
-    let each = (size + ranks as i64 - 1) / ranks as i64;
-    let start = (each * rank as i64).min(size);
-    Some((axis, start, (size - start).min(each).max(0)))
-}
-
-/// The bytes of a part of a tensor.
-fn cut(bytes: &[u8], shape: &[i64], width: usize, part: Option<(usize, i64, i64)>) -> Vec<u8> {
-    let Some((axis, start, length)) = part else { return bytes.to_vec() };
-    let inner: usize = shape[axis + 1..].iter().product::<i64>() as usize * width;
-    let outer: usize = shape[..axis].iter().product::<i64>() as usize;
-    let row = shape[axis] as usize * inner;
-    let mut cut = Vec::new();
-    for slice in 0..outer {
-        let begin = slice * row + start as usize * inner;
-        cut.extend_from_slice(&bytes[begin..begin + length as usize * inner]);
-    }
-    cut
-}
-
-/// Puts a part back into the whole.
-fn paste(whole: &mut [u8], piece: &[u8], shape: &[i64], width: usize, part: Option<(usize, i64, i64)>) {
-    let Some((axis, start, length)) = part else { return whole.copy_from_slice(piece) };
-    let inner: usize = shape[axis + 1..].iter().product::<i64>() as usize * width;
-    let outer: usize = shape[..axis].iter().product::<i64>() as usize;
-    let (row, own) = (shape[axis] as usize * inner, length as usize * inner);
-    for slice in 0..outer {
-        let begin = slice * row + start as usize * inner;
-        whole[begin..begin + own].copy_from_slice(&piece[slice * own..(slice + 1) * own]);
-    }
-}
-
-/// One rank's optimizer, its tensors and its communicator.
-struct Rank {
-    handle: *mut foam_optimizer,
-    params: Vec<P>,
-    parts: Vec<Option<(usize, i64, i64)>>,
-    values: Vec<Vec<u8>>,
-    member: Option<Box<Member>>,
-}
-
-// SAFETY: used by one thread at a time.
-unsafe impl Send for Rank {}
-
-impl Drop for Rank {
-    fn drop(&mut self) {
-        // SAFETY: a live handle.
-        unsafe { foam_destroy(self.handle) };
-    }
-}
-
-type Failure = (foam_status, String);
-
-fn outcome(status: foam_status, error: &foam_error) -> Result<(), Failure> {
-    if status == FOAM_OK { Ok(()) } else { Err((status, error.text())) }
-}
-
-impl Rank {
-    fn new(
-        options: &str,
-        params: &[P],
-        hold: Hold,
-        start: &[Vec<f64>],
-        member: Option<Box<Member>>,
-    ) -> Result<Rank, Failure> {
-        let config = configuration("reference", options).unwrap();
-        Rank::with(&config, params, hold, start, member)
-    }
-
-    fn with(
-        config: &foam_config,
-        params: &[P],
-        hold: Hold,
-        start: &[Vec<f64>],
-        mut member: Option<Box<Member>>,
-    ) -> Result<Rank, Failure> {
-        let comm = member.as_mut().map(|member| member.comm());
-        let names: Vec<CString> = params.iter().map(|p| CString::new(&p.name[..]).unwrap()).collect();
-        let parts: Vec<_> = params
-            .iter()
-            .enumerate()
-            .map(|(index, p)| {
-                let axis =
-                    if let Hold::Sharded(a) | Hold::Hybrid(a) = hold { a.min(p.shape.len() - 1) } else { 0 };
-                let hold = match hold {
-                    Hold::Sharded(_) => Hold::Sharded(axis),
-                    Hold::Hybrid(_) => Hold::Hybrid(axis),
-                    other => other,
-                };
-                comm.and_then(|comm| part(hold, index, p.shape[axis], comm.rank as usize, comm.size as usize))
-            })
-            .collect();
-        let mut error = foam_error::new();
-        let mut described = Vec::new();
-        for ((p, name), part) in params.iter().zip(&names).zip(&parts) {
-            let mut raw = std::mem::MaybeUninit::<foam_param>::zeroed();
-            // SAFETY: the call fills the struct.
-            let mut raw = unsafe {
-                foam_param_init(raw.as_mut_ptr(), size_of::<foam_param>() as u32, &mut error);
-                raw.assume_init()
-            };
-            raw.name = name.as_ptr();
-            raw.shape = p.shape.as_ptr();
-            raw.ndim = p.shape.len() as i32;
-            raw.dtype = p.dtype;
-            raw.root = p.root;
-            raw.flags = if p.grafting_only { FOAM_PARAM_GRAFTING_ONLY } else { 0 };
-            if let Some((axis, start, length)) = part {
-                (raw.shard_axis, raw.shard_start, raw.shard_length) = (*axis as i64, *start, *length);
-            }
-            described.push(raw);
-        }
-        let mut handle = null_mut();
-        // SAFETY: initialised structs; the member outlives the handle.
-        let status = unsafe {
-            match &comm {
-                None => foam_create(config, described.as_ptr(), params.len(), &mut handle, &mut error),
-                Some(comm) => {
-                    foam_create_ranks(config, comm, described.as_ptr(), params.len(), &mut handle, &mut error)
-                }
-            }
-        };
-        outcome(status, &error)?;
-        let values = params
-            .iter()
-            .zip(start)
-            .zip(&parts)
-            .map(|((p, start), part)| cut(&p.bytes(start), &p.shape, p.width(), *part))
-            .collect();
-        Ok(Rank { handle, params: params.to_vec(), parts, values, member })
-    }
-
-    /// A step on the parts of whole gradients.
-    fn step(&mut self, grads: &[Option<Vec<f64>>], lr: f64) -> Result<bool, Failure> {
-        self.step_with(grads, lr, 0)
-    }
-
-    fn step_with(&mut self, grads: &[Option<Vec<f64>>], lr: f64, flags: u32) -> Result<bool, Failure> {
-        let shapes: Vec<Vec<i64>> = self
-            .params
-            .iter()
-            .zip(&self.parts)
-            .map(|(p, part)| {
-                let mut shape = p.shape.clone();
-                part.iter().for_each(|(axis, _, length)| shape[*axis] = *length);
-                shape
-            })
-            .collect();
-        let mut cuts: Vec<Option<Vec<u8>>> = grads
-            .iter()
-            .zip(&self.params)
-            .zip(&self.parts)
-            .map(|((grad, p), part)| {
-                grad.as_ref().map(|grad| cut(&p.bytes(grad), &p.shape, p.width(), *part))
-            })
-            .collect();
-        let tensor = |data: *mut c_void, index: usize| foam_tensor {
-            data,
-            device: foam_device { device_type: FOAM_DEVICE_CPU, device_id: 0 },
-            ndim: shapes[index].len() as i32,
-            dtype: self.params[index].dtype,
-            shape: shapes[index].as_ptr().cast_mut(),
-            strides: null_mut(),
-            byte_offset: 0,
-        };
-        let params: Vec<foam_tensor> =
-            self.values.iter_mut().enumerate().map(|(i, v)| tensor(v.as_mut_ptr().cast(), i)).collect();
-        let grads: Vec<foam_tensor> = cuts
-            .iter_mut()
-            .enumerate()
-            .map(|(i, grad)| tensor(grad.as_mut().map_or(null_mut(), |g| g.as_mut_ptr().cast()), i))
-            .collect();
-        let (mut error, mut skipped) = (foam_error::new(), 0);
-        let args = foam_step_args {
-            struct_size: size_of::<foam_step_args>() as u32,
-            flags,
-            count: params.len(),
-            params: params.as_ptr(),
-            grads: grads.as_ptr(),
-            stream: null_mut(),
-            skipped: &mut skipped,
-            lr,
-            grad_scale: 1.0,
-        };
-        // SAFETY: all memory lives through the call.
-        let status = unsafe { foam_step(self.handle, &args, &mut error) };
-        outcome(status, &error)?;
-        Ok(skipped != 0)
-    }
-
-    fn stats(&self) -> foam_stats_info {
-        let mut info =
-            foam_stats_info { struct_size: size_of::<foam_stats_info>() as u32, ..Default::default() };
-        // SAFETY: the struct has its size.
-        assert_eq!(unsafe { foam_stats(self.handle, &mut info, null_mut()) }, FOAM_OK);
-        info
-    }
-
-    fn factors(&self) -> Vec<foam_factor_info> {
-        let mut count = 0;
-        let size = size_of::<foam_factor_info>();
-        // SAFETY: a list with room.
-        unsafe {
-            foam_factor_stats(self.handle, null_mut(), size, 0, &mut count, null_mut());
-            let mut items = vec![foam_factor_info::default(); count];
-            let status =
-                foam_factor_stats(self.handle, items.as_mut_ptr(), size, count, &mut count, null_mut());
-            assert_eq!(status, FOAM_OK);
-            items
-        }
-    }
-
-    fn file(&mut self, path: &Path, save: bool) -> Result<(), Failure> {
-        let path = CString::new(path.to_str().unwrap()).unwrap();
-        let mut error = foam_error::new();
-        // SAFETY: a live handle and a C string.
-        let status = unsafe {
-            if save {
-                foam_save_file(self.handle, path.as_ptr(), &mut error)
-            } else {
-                foam_load_file(self.handle, path.as_ptr(), &mut error)
-            }
-        };
-        outcome(status, &error)
-    }
-
-    /// The state as bytes, on every rank.
-    fn memory(&mut self) -> Vec<u8> {
-        let mut size = 0;
-        // SAFETY: room as asked for.
-        unsafe {
-            assert_eq!(foam_save_memory(self.handle, null_mut(), 0, &mut size, null_mut()), FOAM_OK);
-            let mut bytes = vec![0u8; size];
-            let status =
-                foam_save_memory(self.handle, bytes.as_mut_ptr().cast(), size, &mut size, null_mut());
-            assert_eq!(status, FOAM_OK);
-            bytes
-        }
-    }
-}
-
-/// Runs `body` on every rank of a world, each on its thread.
-fn ranks<T: Send>(size: usize, fault: Fault, body: impl Fn(usize, Box<Member>) -> T + Sync) -> Vec<T> {
-    let members = World::members(size, fault);
-    std::thread::scope(|scope| {
-        let body = &body;
-        let threads: Vec<_> = members
-            .into_iter()
-            .enumerate()
-            .map(|(rank, member)| scope.spawn(move || body(rank, Box::new(member))))
-            .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
-
-const OPTIONS: &str = "max_factor_dim=16 check_period=3 epsilon=1e-4 epsilon_max=1e-1 momentum=0.9 weight_decay=0.01 num_threads=1";
-
-fn model() -> Vec<P> {
-    let mut bf16 = p("bf16", &[21, 10]);
-    bf16.dtype = BF16;
-    let mut wide = p("wide", &[9, 5]);
-    wide.dtype = F64;
-    let mut embedding = p("embedding", &[13, 4]);
-    embedding.grafting_only = true;
-    vec![p("w", &[40, 37]), p("bias", &[5]), bf16, wide, embedding, p("conv", &[6, 3, 3, 3]), p("one", &[1])]
-}
-
-fn values(params: &[P], seed: u64) -> Vec<Vec<f64>> {
-    let mut random = Random::new(seed);
-    params.iter().map(|p| (0..p.elements()).map(|_| random.normal()).collect()).collect()
-}
-
-/// The gradients of a step; the second parameter takes no part in every third.
-fn grads(params: &[P], step: u64) -> Vec<Option<Vec<f64>>> {
-    let all = values(params, 1000 + step).into_iter().enumerate();
-    all.map(|(index, grad)| (index != 1 || step % 3 != 2).then_some(grad)).collect()
-}
-
-const STEPS: u64 = 11;
 
 /// Whole parameters and the state after some steps on one process.
 fn alone(params: &[P], steps: u64) -> (Vec<Vec<u8>>, Vec<u8>, Vec<foam_factor_info>) {
@@ -1048,5 +713,93 @@ fn states_travel_in_parts() {
             }
             assert!(rank.values == expected, "loaded by {loading}");
         });
+    }
+}
+
+/// Several optimizers take a step together, with the collectives of one: the bits of one process, and all or none.
+#[test]
+fn several_optimizers_share_the_collectives_of_one_step() {
+    let params = model();
+    let (first, second) = (params[..3].to_vec(), params[3..].to_vec());
+    let halves = |step: u64| {
+        let mut all = grads(&params, step);
+        let rest = all.split_off(3);
+        (all, rest)
+    };
+    let start = values(&params, 1);
+    let mut single = Rank::new(OPTIONS, &params, Hold::Replicated, &start, None).unwrap();
+    (0..STEPS).for_each(|step| assert!(!single.step(&grads(&params, step), 0.01).unwrap()));
+    for (hold, collectives) in [(Hold::Replicated, 2), (Hold::Sharded(0), 4), (Hold::Mixed, 5)] {
+        ranks(3, Fault::None, |_, member| {
+            let mut member = member;
+            let config = configuration("reference", OPTIONS).unwrap();
+            let comm = Some(member.comm());
+            let mut a = Rank::over(&config, &first, hold, &start[..3], comm).unwrap();
+            let mut b = Rank::over(&config, &second, hold, &start[3..], comm).unwrap();
+            for step in 0..STEPS {
+                let before = member.calls.len();
+                let (own, other) = halves(step);
+                assert_eq!(step_together(&mut [(&mut a, &own), (&mut b, &other)]), Ok(false));
+                assert_eq!(member.calls.len() - before, collectives, "{hold:?}");
+            }
+            for (index, (value, part)) in
+                a.values.iter().zip(&a.parts).chain(b.values.iter().zip(&b.parts)).enumerate()
+            {
+                let p = &params[index];
+                assert!(
+                    *value == cut(&single.values[index], &p.shape, p.width(), *part),
+                    "{} {hold:?}",
+                    p.name
+                );
+            }
+            // What one refuses, all refuse: a gradient of the second optimizer is not finite.
+            let kept = (a.values.clone(), b.values.clone(), a.memory(), b.memory());
+            let (own, mut other) = halves(0);
+            *other[0].as_mut().unwrap().last_mut().unwrap() = f64::NAN;
+            let (status, message) = step_together(&mut [(&mut a, &own), (&mut b, &other)]).unwrap_err();
+            assert!(status == FOAM_NOT_FINITE && message.contains("'wide'"), "{message}");
+            assert!(kept == (a.values.clone(), b.values.clone(), a.memory(), b.memory()));
+            // One without ranks.
+            let mut alone = Rank::new(OPTIONS, &second, Hold::Replicated, &start[3..], None).unwrap();
+            let (_, message) = step_together(&mut [(&mut a, &own), (&mut alone, &other)]).unwrap_err();
+            assert!(message.contains("optimizers[1] has no other ranks"), "{message}");
+            drop((a, b));
+        });
+    }
+}
+
+/// Bits of SOAP, of the other policies and with a refresh schedule do not depend on the number of ranks either.
+#[test]
+fn every_policy_gives_the_bits_of_one_process() {
+    let params = model();
+    let own = "max_factor_dim=16 check_period=3 num_threads=1";
+    for (preset, options) in [
+        ("soap", String::from(own)),
+        ("soap", format!("{own} soap_form=in_basis refresh_schedule=kappa")),
+        ("reference", format!("{OPTIONS} policy=stale refresh_schedule=geometric")),
+        ("reference", format!("{OPTIONS} policy=foam_certified tau=0.3")),
+        ("reference", format!("{OPTIONS} refresh_schedule=front_loaded front_period=1 front_steps=4")),
+        ("reference", format!("{OPTIONS} grafting=rmsprop nesterov=true")),
+    ] {
+        let make = |hold: Hold, member| {
+            let config = configuration(preset, &options).unwrap_or_else(|f| panic!("{options}: {f:?}"));
+            let made = Rank::with(&config, &params, hold, &values(&params, 1), member);
+            made.unwrap_or_else(|failure| panic!("{options}: {failure:?}"))
+        };
+        let mut single = make(Hold::Replicated, None);
+        (0..STEPS).for_each(|step| assert!(!single.step(&grads(&params, step), 0.01).unwrap()));
+        let state = single.memory();
+        for (size, hold) in [(2, Hold::Replicated), (3, Hold::Sharded(0)), (2, Hold::Sharded(1))] {
+            let expected = &single.values;
+            ranks(size, Fault::None, |_, member| {
+                let mut rank = make(hold, Some(member));
+                (0..STEPS).for_each(|step| assert!(!rank.step(&grads(&params, step), 0.01).unwrap()));
+                for (index, p) in params.iter().enumerate() {
+                    let own = cut(&expected[index], &p.shape, p.width(), rank.parts[index]);
+                    assert!(rank.values[index] == own, "{options}: {} of {size} ranks, {hold:?}", p.name);
+                }
+                assert!(rank.memory() == state, "{options}: the state of {size} ranks, {hold:?}");
+            });
+        }
     }
 }

@@ -7,8 +7,11 @@ use crate::support::tensor::{Dtype, Tensor};
 use foam::abi::{FOAM_BAD_CHECKPOINT, foam_factor_info};
 use std::path::PathBuf;
 
-const POLICIES: [&str; 8] = [
+const POLICIES: [&str; 11] = [
+    "sandwich refresh_method=qr",
     "stale",
+    "stale refresh_schedule=geometric correction_period=2",
+    "sandwich refresh_schedule=geometric correction_period=2",
     "foam",
     "foam_fixed_epsilon",
     "foam_no_refresh",

@@ -139,9 +139,9 @@ impl Race {
                         same("clock.weight", &own[8..]);
                     }
                     ("record", _) => {
-                        for (axis, record) in own.chunks_exact(240).enumerate() {
-                            same(&format!("stack0/axis{axis}/gauges"), &record[..88]);
-                            same(&format!("stack0/axis{axis}/counters"), &record[88..]);
+                        for (axis, record) in own.chunks_exact(272).enumerate() {
+                            same(&format!("stack0/axis{axis}/gauges"), &record[..96]);
+                            same(&format!("stack0/axis{axis}/counters"), &record[96..]);
                         }
                     }
                     (_, Some((kind, axis))) => same(&format!("stack0/axis{axis}/{kind}"), own),
@@ -166,6 +166,9 @@ const DAMPED: &str = "epsilon=1e-3 epsilon_max=1e-1 check_period=4 num_threads=2
 fn every_policy_has_the_bits_of_a_handle() {
     for policy in [
         "stale",
+        "sandwich refresh_method=qr tau=0.2",
+        "stale refresh_schedule=geometric correction_period=2",
+        "sandwich refresh_schedule=geometric correction_period=3",
         "foam",
         "foam_fixed_epsilon",
         "foam_no_refresh",
@@ -386,7 +389,7 @@ fn the_layout_names_types_and_shapes_every_buffer() {
         listed("momentum=0.9 statistic_dtype=f64", &shape),
         [
             "clock u32[3, 4]",
-            "record u32[3, 2, 60]",
+            "record u32[3, 2, 68]",
             "statistic_0 f64[3, 6, 6]",
             "statistic_1 f64[3, 4, 4]",
             "basis_0 f64[3, 6, 6]",

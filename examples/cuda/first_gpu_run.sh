@@ -4,28 +4,32 @@
 #   examples/cuda/first_gpu_run.sh              checks the machine, builds, tests, compares CPU and GPU, measures
 #   examples/cuda/first_gpu_run.sh --check      checks the machine only
 #   examples/cuda/first_gpu_run.sh --no-tests   leaves the test suite out
-#   examples/cuda/first_gpu_run.sh --simulate   tries this script without a GPU: on the simulator, nothing is measured
+#   examples/cuda/first_gpu_run.sh --wheel      without Rust: the package foam of PYTHON (default python3), nothing built
+#   examples/cuda/first_gpu_run.sh --simulate   tries this script without a GPU: small sizes on the simulator
 #
-# It needs an NVIDIA driver for CUDA 12.2 or newer, Rust, a C++ compiler and Python 3; cuBLAS and cuSOLVER are fetched
-# by package name where the machine has none. Most of the time goes into building and testing. It writes
-# target/first_gpu_run/summary.txt: please read it through and send it back with an issue.
+# It needs an NVIDIA driver for CUDA 12.2 or newer, and to build Rust, a C++ compiler and Python 3; cuBLAS and cuSOLVER
+# are fetched by package name where the machine has none. With --wheel it needs Python with foam and NumPy, and cuBLAS and
+# cuSOLVER where the library finds them. measure.py says what is measured; model.py lays it beside a cost model. It writes
+# one file, target/first_gpu_run/report.json: please read it through and send it back with an issue.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 
-check_only=no tests=yes simulate=no
+check_only=no tests=yes simulate=no wheel=no
 for argument in "$@"; do
   case $argument in
     --check) check_only=yes ;;
     --no-tests) tests=no ;;
     --simulate) simulate=yes ;;
+    --wheel) wheel=yes tests=no ;;
     --help) sed -n '2,/^set /p' "$0" | sed '$d; s/^# \{0,1\}//' && exit 0 ;;
-    *) echo "$argument: expected --check, --no-tests, --simulate or --help" >&2 && exit 2 ;;
+    *) echo "$argument: expected --check, --no-tests, --wheel, --simulate or --help" >&2 && exit 2 ;;
   esac
 done
 
 out=target/first_gpu_run
 summary=$out/summary.txt
 mkdir -p "$out"
+rm -f "$out/report.json"
 : >"$summary"
 failed=()
 
@@ -50,10 +54,22 @@ stage() {
   return "$status"
 }
 
+# Puts the summary of all stages into the one report.
+gather() {
+  "${python:-python3}" - "$summary" "$out/report.json" <<'PYTHON'
+import json, os, sys
+
+summary, path = sys.argv[1:]
+report = json.load(open(path, encoding="utf-8")) if os.path.exists(path) else {}
+report["summary"] = open(summary, encoding="utf-8", errors="replace").read().splitlines()
+json.dump(report, open(path, "w", encoding="utf-8"), indent=1)
+PYTHON
+}
+
 finish() {
   say ""
   if [ "${#failed[@]}" -eq 0 ]; then say "All passed."; else say "FAILED: $(printf '%s; ' "${failed[@]}")"; fi
-  echo "Summary: $summary (please read it through, then send it back with an issue)"
+  gather && echo "Report: $out/report.json (please read it through, then send it back with an issue)"
   [ "${#failed[@]}" -eq 0 ]
   exit
 }
@@ -72,14 +88,16 @@ machine() {
   git log -1 --format='commit %h %s' 2>/dev/null
   uname -srm
   sed -n 's/^model name[^:]*: /CPU: /p' /proc/cpuinfo | head -n 1
-  for tool in cargo c++ python3 flock; do
+  local tools=(cargo c++ python3 flock)
+  [ "$wheel" = no ] || tools=("${PYTHON:-python3}")
+  for tool in "${tools[@]}"; do
     command -v "$tool" >/dev/null || missing+=("$tool")
   done
   if [ "${#missing[@]}" -gt 0 ]; then
     echo "missing: ${missing[*]}"
     return 1
   fi
-  cargo --version
+  [ "$wheel" = yes ] || cargo --version
   if [ "$simulate" = yes ]; then
     echo "no GPU: everything runs on the simulator"
     return 0
@@ -101,19 +119,27 @@ stage "machine" 40 machine || finish
 
 # ---- the environment and the build
 
-python=$(tests/python/environment.sh | tail -n 1) || { failed+=("Python environment") && finish; }
-export PYTHONPATH=$PWD/bindings/python FOAM_LIBRARY=$PWD/target/release/libfoam.so
-# Nothing of the user's own may slip in; each program gets the libraries that are chosen below.
-unset LD_LIBRARY_PATH
-
-stage "build" 3 cargo build --release || finish
-ln -sf libfoam.so target/release/libfoam.so.0.1.1
+if [ "$wheel" = yes ]; then
+  # The installed package, and the libraries that it finds by itself; of the checkout only the programs of this folder.
+  python=${PYTHON:-python3}
+  stage "package" 3 "$python" -c 'import numpy, foam; print(foam.__file__, foam.build_info())' || finish
+  libraries=${LD_LIBRARY_PATH:-}
+else
+  python=$(tests/python/environment.sh | tail -n 1) || { failed+=("Python environment") && finish; }
+  export PYTHONPATH=$PWD/bindings/python FOAM_LIBRARY=${FOAM_LIBRARY:-$PWD/target/release/libfoam.so}
+  # Nothing of the user's own may slip in; each program gets the libraries that are chosen below.
+  unset LD_LIBRARY_PATH
+  stage "build" 3 cargo build --release || finish
+  ln -sf libfoam.so target/release/libfoam.so.0.1.1
+  cuda12=$(tests/cuda/environment.sh | tail -n 1) || { failed+=("CUDA environment") && finish; }
+fi
 
 packages() { "$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
-cuda12=$(tests/cuda/environment.sh | tail -n 1) || { failed+=("CUDA environment") && finish; }
 
 # Where cuBLAS and cuSOLVER are: the machine's own, or those of the packages that the driver can run.
-if [ "$simulate" = yes ]; then
+if [ "$wheel" = yes ]; then
+  :
+elif [ "$simulate" = yes ]; then
   cargo build --quiet --manifest-path tests/cudasim/Cargo.toml --target-dir target/cudasim || exit 1
   libraries=$PWD/target/cudasim/lib
   mkdir -p "$libraries"
@@ -134,9 +160,11 @@ with_cuda() { LD_LIBRARY_PATH=$libraries "$@"; }
 
 stage "doctor" 60 with_cuda "$python" -m foam doctor
 
-timing=()
-[ "$simulate" = no ] || timing=(--no-timing)
-stage "parity and timing" 80 with_cuda "$python" examples/cuda/parity.py "${timing[@]}"
+small=()
+parity=()
+[ "$simulate" = no ] || small=(--small) parity=(--no-timing --steps 18)
+stage "parity and timing" 80 with_cuda "$python" examples/cuda/parity.py "${parity[@]}"
+stage "measurements" 60 with_cuda "$python" examples/cuda/measure.py --out "$out/report.json" "${small[@]}"
 
 example() {
   local driver
@@ -147,7 +175,7 @@ example() {
     -Ltarget/release -lfoam "-Wl,-rpath,$PWD/target/release" "${driver:--l:libcuda.so.1}" -o "$out/train" &&
     with_cuda "$out/train"
 }
-stage "example" 30 example
+[ "$wheel" = yes ] || stage "example" 30 example
 
 if [ "$tests" = yes ]; then
   stage "tests" 40 env FOAM_TEST_ALL=1 cargo test --release --no-fail-fast

@@ -6,7 +6,7 @@ use foam::{FactorId, Param};
 
 /// Colour, dashes and width of a policy's lines: Okabe and Ito's palette, which colour-blind readers can
 /// tell apart. `stale` is wide and drawn first, so that it shows where the others follow it.
-const LOOKS: [(&str, &str, &str, f64); 7] = [
+const LOOKS: [(&str, &str, &str, f64); 9] = [
     ("grafting_only", "#555555", "5 3", 1.8),
     ("stale", "#e69f00", "", 4.0),
     ("foam", "#0072b2", "", 1.8),
@@ -14,6 +14,8 @@ const LOOKS: [(&str, &str, &str, f64); 7] = [
     ("foam_fixed_epsilon", "#009e73", "3 2", 1.8),
     ("foam_no_refresh", "#cc79a7", "10 3 2 3", 1.8),
     ("diagonal_residual", "#56b4e9", "", 2.6),
+    ("default", "#009e73", "", 2.2),
+    ("soap", "#cc79a7", "", 2.2),
 ];
 
 /// What the figures need to know about the settings.

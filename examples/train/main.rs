@@ -33,6 +33,9 @@ const SETTINGS: &[(&str, &str)] = &[
     ("epsilon_max", "1e-5"),
 ];
 
+/// Runs that are presets as they are, not policies with these options.
+const PRESETS: &[&str] = &["default", "soap"];
+
 /// Options that the output names, because they decide about the comparison.
 const NAMED: &[&str] = &[
     "check_period",
@@ -100,7 +103,11 @@ fn prepare(options: &Options) -> foam::Result<(Task, Config, Vec<Session>)> {
     };
     let mut sessions = Vec::new();
     for policy in &options.policies {
-        let own = if policy == "default" { preset(options)? } else { with_policy(&config, policy)? };
+        let own = if PRESETS.contains(&policy.as_str()) {
+            preset(options, policy)?
+        } else {
+            with_policy(&config, policy)?
+        };
         sessions.push(Session::new(own, task.parameters())?);
     }
     Ok((task, config, sessions))
@@ -112,9 +119,9 @@ fn with_policy(config: &Config, policy: &str) -> foam::Result<Config> {
     Ok(own)
 }
 
-/// The preset `default`, with nothing tuned: only the learning rate is that of all runs.
-fn preset(options: &Options) -> foam::Result<Config> {
-    let mut own = Config { lr: Config::reference().lr, ..Config::default() };
+/// A preset, with nothing tuned: only the learning rate is that of all runs.
+fn preset(options: &Options, name: &str) -> foam::Result<Config> {
+    let mut own = Config { lr: Config::reference().lr, ..Config::preset(name)? };
     for (key, value) in &options.settings {
         own.set(key, value)?;
     }

@@ -8,8 +8,8 @@ Trains a small network on the UCI digits with several policies of libfoam and co
 
 Usage: cargo run --release --example train -- [FLAGS]
 
-  --policy NAME      run this policy, or `default` for the default preset; repeat it for several
-                     (default: grafting_only, stale, foam, foam_certified and default)
+  --policy NAME      run this policy, or the preset `default` or `soap`; repeat it for several
+                     (default: grafting_only, stale, foam, foam_certified, default and soap)
   --epochs N         passes over the training set (default 60)
   --seed N           seed of the weights and of the batches' order (default 1)
   --threads N        threads of the optimizer; 0 means one for each core (default 0)
@@ -62,8 +62,9 @@ impl Options {
             }
         }
         if options.policies.is_empty() {
-            options.policies =
-                ["grafting_only", "stale", "foam", "foam_certified", "default"].map(String::from).to_vec();
+            options.policies = ["grafting_only", "stale", "foam", "foam_certified", "default", "soap"]
+                .map(String::from)
+                .to_vec();
         }
         Ok(options)
     }
@@ -111,7 +112,7 @@ mod tests {
         assert_eq!(options.policies, ["foam"]);
         let keys: Vec<&str> = options.settings.iter().map(|s| s.0.as_str()).collect();
         assert_eq!(keys, ["tau", "epsilon"]);
-        assert_eq!(parse("").unwrap().policies.len(), 4);
+        assert_eq!(parse("").unwrap().policies.len(), 6);
     }
 
     #[test]

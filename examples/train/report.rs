@@ -121,7 +121,7 @@ fn mean_and_p99(seconds: &[f64]) -> (f64, f64) {
 pub fn csv(runs: &[Run], parameters: &[Param]) -> String {
     let mut text = String::from(
         "policy,step,param,block,axis,dim,epsilon,proxy,relative_change,alpha,gap_bound,noise_floor,\
-         eigenvalue_min,eigenvalue_max,evd_calls,branch\n",
+         eigenvalue_min,eigenvalue_max,checks,evd_calls,cap_refreshes,failed_evds,fallback_stale,branch,options\n",
     );
     for run in runs {
         for check in &run.checks {
@@ -135,7 +135,11 @@ pub fn csv(runs: &[Run], parameters: &[Param]) -> String {
                     let _ = write!(text, "{value:e}");
                 }
             }
-            let _ = writeln!(text, ",{},{}", f.counters.evd_calls, f.last_branch.name());
+            let c = &f.counters;
+            for count in [c.checks, c.evd_calls, c.cap_refreshes, c.failed_evds, c.fallback_stale] {
+                let _ = write!(text, ",{count}");
+            }
+            let _ = writeln!(text, ",{},{}", f.last_branch.name(), run.options);
         }
     }
     text

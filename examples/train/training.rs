@@ -23,6 +23,22 @@ pub struct Task {
     pub warmup: f64,
 }
 
+/// Options that `python -m foam doctor` has to know.
+const OPTIONS: &[&str] = &[
+    "preconditioner",
+    "policy",
+    "cadence",
+    "grafting",
+    "refresh_schedule",
+    "epsilon_mode",
+    "epsilon",
+    "epsilon_max",
+    "tau",
+    "beta2",
+    "check_period",
+    "statistic_dtype",
+];
+
 /// A factor's statistics right after a check.
 pub struct Check {
     pub step: usize,
@@ -61,6 +77,8 @@ impl Session {
 /// The record of a run.
 pub struct Run {
     pub policy: String,
+    /// The options that decide what its statistics mean, as `KEY=VALUE`.
+    pub options: String,
     /// Loss of each step's batch, before the step.
     pub losses: Vec<f64>,
     /// On the test images, after each epoch.
@@ -147,7 +165,10 @@ impl Task {
         let seconds = start.elapsed().as_secs_f64();
         let policy = policy.to_string();
         let Recorder { checks, tallies, .. } = recorder;
-        Ok(Run { policy, losses, tests, train, checks, tallies, stats, step_seconds, seconds })
+        let config = session.optimizer.config();
+        let pair = |key: &&str| Ok(format!("{key}={}", config.get(key)?));
+        let options = OPTIONS.iter().map(pair).collect::<foam::Result<Vec<_>>>()?.join(" ");
+        Ok(Run { policy, options, losses, tests, train, checks, tallies, stats, step_seconds, seconds })
     }
 }
 

@@ -163,6 +163,8 @@ template <class Self> class Options : public ConfigBase {
     FOAM_HPP_CHOICE(SoapForm, soap_form)
     /** At which steps factors are checked (policy stale and SOAP: refreshed). */
     FOAM_HPP_CHOICE(RefreshSchedule, refresh_schedule)
+    /** How a basis of Shampoo is refreshed. */
+    FOAM_HPP_CHOICE(RefreshMethod, refresh_method)
     /** SOAP: divide the direction of a block by its root mean square. */
     FOAM_HPP_SWITCH(normalize_grads)
     /** SOAP: a side larger than this has no basis; 0 means no limit. */
@@ -175,6 +177,8 @@ template <class Self> class Options : public ConfigBase {
     FOAM_HPP_NUMBER(double, refresh_growth)
     /** Kappa above which the schedule kappa refreshes. */
     FOAM_HPP_NUMBER(double, kappa_threshold)
+    /** Steps between corrections of the spectrum from one scheduled refresh to the next; 0 means none. */
+    FOAM_HPP_NUMBER(int64_t, correction_period)
 #undef FOAM_HPP_NUMBER
 #undef FOAM_HPP_SWITCH
 #undef FOAM_HPP_CHOICE

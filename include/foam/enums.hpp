@@ -97,6 +97,12 @@ enum class Preconditioner : int32_t {
     soap = FOAM_PRECONDITIONER_SOAP,
 };
 
+/** How a basis of Shampoo is refreshed. */
+enum class RefreshMethod : int32_t {
+    evd = FOAM_REFRESH_EVD,
+    qr = FOAM_REFRESH_QR,
+};
+
 /** Where SOAP keeps its statistics. */
 enum class SoapForm : int32_t {
     exact = FOAM_SOAP_EXACT,

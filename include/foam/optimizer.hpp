@@ -8,6 +8,7 @@
 #include "error.hpp"
 #include "tensor.hpp"
 
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -155,6 +156,19 @@ class Optimizer {
         return detail::fill(Stats(), [&](Stats &stats, foam_error *error) {
             stats.struct_size = static_cast<uint32_t>(sizeof(foam_stats_info));
             return FOAM_CALL(stats)(handle_.get(), &stats, error);
+        });
+    }
+    /** What keeps the configuration from working (`findings` of the statistics): a line for each finding, with the
+        option to change and a value to try; empty if nothing was found. The log function gets each once. */
+    Result<std::string> diagnosis() const {
+        return detail::fill(std::string(), [&](std::string &text, foam_error *error) {
+            size_t size = 0;
+            const foam_status status = FOAM_CALL(diagnosis)(handle_.get(), nullptr, 0, &size, error);
+            if (status != FOAM_OK) return status;
+            text.resize(size);
+            const foam_status filled = FOAM_CALL(diagnosis)(handle_.get(), &text[0], size, &size, error);
+            text.resize(std::strlen(text.c_str()));
+            return filled;
         });
     }
     /** Statistics of every factor, ordered by parameter, block and axis. */

@@ -86,6 +86,9 @@ table! {
     foam_param_state_bytes,
     foam_read_states,
     foam_write_states,
+    foam_step_together,
+    foam_diagnosis,
+    foam_diagnose,
 }
 
 // SAFETY: addresses of functions, which never change.

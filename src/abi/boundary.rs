@@ -197,13 +197,8 @@ pub(super) unsafe fn write_list<T: AbiStruct>(
             "items has room for {capacity} but is NULL; expected room for {total}, or capacity = 0"
         )));
     }
-    if !asks && (item_size < T::REQUIRED || item_size > ABSURD) {
-        return Err(Error::invalid(format!(
-            "item_size = {item_size}: expected sizeof({}), {} in this library and at least {}",
-            T::NAME,
-            size_of::<T>(),
-            T::REQUIRED
-        )));
+    if !asks {
+        check_item_size::<T>(item_size)?;
     }
     // SAFETY: the caller's contract.
     unsafe { count.write(total) };
@@ -219,11 +214,60 @@ pub(super) unsafe fn write_list<T: AbiStruct>(
     let made = tried((0..total).map(&mut item), "the list")?;
     for (place, value) in made.iter().enumerate() {
         // SAFETY: the caller gives `capacity` items of `item_size` bytes.
+        unsafe { write_item(value, items, item_size, place) };
+    }
+    Ok(())
+}
+
+/// Writes one item of a caller's list.
+///
+/// # Safety
+/// `items` has more than `place` items of `item_size` writable bytes.
+pub(super) unsafe fn write_item<T: AbiStruct>(value: &T, items: *mut T, item_size: usize, place: usize) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let target = items.cast::<u8>().add(place * item_size);
+        copy_out(value, target, item_size);
+        target.cast::<u32>().write_unaligned(item_size.min(size_of::<T>()) as u32);
+    }
+}
+
+/// Reads a list that a caller gives: fields that its items do not have get their defaults.
+///
+/// # Safety
+/// `items` is NULL or has `count` items of `item_size` bytes.
+pub(super) unsafe fn read_list<T: AbiStruct>(
+    items: *const T,
+    item_size: usize,
+    count: usize,
+) -> Result<Vec<T>> {
+    if items.is_null() && count > 0 {
+        return Err(Error::invalid(format!("the list of {count} {} is NULL; expected them", T::NAME)));
+    }
+    if count > 0 {
+        check_item_size::<T>(item_size)?;
+    }
+    let bytes = whole_fields::<T>(item_size);
+    let read = |place: usize| {
+        let mut value = T::defaults();
+        // SAFETY: the caller's contract; every bit pattern is a value of `T`.
         unsafe {
-            let target = items.cast::<u8>().add(place * item_size);
-            copy_out(value, target, item_size);
-            target.cast::<u32>().write_unaligned(item_size.min(size_of::<T>()) as u32);
+            let source = items.cast::<u8>().add(place * item_size);
+            std::ptr::copy_nonoverlapping(source, (&raw mut value).cast::<u8>(), bytes);
         }
+        value
+    };
+    crate::memory::listed((0..count).map(read), "the list")
+}
+
+fn check_item_size<T: AbiStruct>(item_size: usize) -> Result<()> {
+    if item_size < T::REQUIRED || item_size > ABSURD {
+        return Err(Error::invalid(format!(
+            "item_size = {item_size}: expected sizeof({}), {} in this library and at least {}",
+            T::NAME,
+            size_of::<T>(),
+            T::REQUIRED
+        )));
     }
     Ok(())
 }
@@ -232,6 +276,37 @@ pub(super) unsafe fn write_list<T: AbiStruct>(
 pub(super) fn put_name<const N: usize>(target: &mut [c_char; N], name: &str) {
     for (slot, byte) in target[..N - 1].iter_mut().zip(name.bytes()) {
         *slot = byte as c_char;
+    }
+}
+
+/// Refuses room for a report that is NULL.
+pub(super) fn check_report(text: *mut c_char, capacity: usize) -> Result<()> {
+    if text.is_null() && capacity > 0 {
+        return Err(Error::invalid(format!(
+            "text is NULL but capacity = {capacity}; expected capacity = 0 or {capacity} bytes"
+        )));
+    }
+    Ok(())
+}
+
+/// Writes a report, cut to `capacity` bytes with the final NUL, and to `needed` the bytes of all of it.
+///
+/// # Safety
+/// [`check_report`] passed, and `text` has `capacity` writable bytes; `needed` is NULL or writable.
+pub(super) unsafe fn put_report(whole: &str, text: *mut c_char, capacity: usize, needed: *mut usize) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if !needed.is_null() {
+            *needed = whole.len() + 1;
+        }
+        if capacity > 0 {
+            let mut kept = whole.len().min(capacity - 1);
+            while !whole.is_char_boundary(kept) {
+                kept -= 1;
+            }
+            std::ptr::copy_nonoverlapping(whole.as_ptr().cast(), text, kept);
+            text.add(kept).write(0);
+        }
     }
 }
 

@@ -10,8 +10,11 @@ pub const FOAM_MAX_RANKS: i32 = 65_536;
 
 /// Gives every rank some bytes, and takes some from every rank: `send` holds the messages to rank 0, 1, ... one
 /// behind the other, of `send_bytes[0]`, `send_bytes[1]`, ... bytes, and `recv` receives those of rank 0, 1, ...
-/// likewise. Returns 0, or the caller's own code of an error once the call has failed or timed out. `send` and
-/// `recv` are host memory; `stream` is that of the step.
+/// likewise. Returns 0, or the caller's own code of an error once the call has failed or timed out.
+///
+/// On the CPU `send` and `recv` are host memory, and the bytes have arrived when the call returns. On a CUDA device they
+/// are memory of that device, and the work is put on `stream`: a CUstream, that of the step, or outside of a step one of
+/// the library's. The device's primary context is current. The call need not wait for the work; NCCL's do not.
 pub type foam_all_to_allv_fn = Option<
     unsafe extern "C" fn(
         user: *mut c_void,
@@ -39,7 +42,7 @@ pub type foam_all_gatherv_fn = Option<
 /// How ranks reach each other: two collectives of the caller (MPI, NCCL, gloo, ...), which move bytes and compute
 /// nothing. All ranks make the same calls on their optimizers in the same order; the library then makes the same
 /// collectives in the same order on each, on the thread that is inside the call. A collective should time out: a
-/// rank that died is only noticed by it.
+/// rank that died is only noticed by it. Optimizers that take a step together share the communicator of the first.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct foam_comm {

@@ -85,6 +85,12 @@ pub const FOAM_SCHEDULE_GEOMETRIC: i32 = 2;
 /// Checks every `check_period` steps; SOAP's basis is refreshed where kappa is above `kappa_threshold`.
 pub const FOAM_SCHEDULE_KAPPA: i32 = 3;
 
+/// A basis is refreshed by an eigendecomposition.
+pub const FOAM_REFRESH_EVD: i32 = 0;
+/// A basis is refreshed by steps Q <- qr(A Q) until the sandwich bound is at most `tau`, at most three of them; by an
+/// eigendecomposition only where they do not suffice (policy sandwich, tau >= 0.1, on the CPU).
+pub const FOAM_REFRESH_QR: i32 = 1;
+
 /// No fault.
 pub const FOAM_FAULT_NONE: i32 = 0;
 /// A panic in the middle of the step.
@@ -226,8 +232,8 @@ pub struct foam_config {
     pub refresh_schedule: i32,
     /// SOAP: divide the direction of a block by its root mean square.
     pub normalize_grads: i32,
-    /// Must be 0.
-    pub reserved2: i32,
+    /// `FOAM_REFRESH_*`: how a basis of Shampoo is refreshed.
+    pub refresh_method: i32,
     /// SOAP: a side larger than this has no basis; 0 means no limit.
     pub max_precond_dim: i64,
     /// Steps between checks in the first part of the schedule front_loaded.
@@ -238,6 +244,9 @@ pub struct foam_config {
     pub refresh_growth: f64,
     /// Kappa above which the schedule kappa refreshes.
     pub kappa_threshold: f64,
+    /// If > 0, `refresh_schedule` says when bases are refreshed whatever the policy finds, and every so many steps in
+    /// between the spectrum is corrected; policies stale, sandwich (which may refresh then, too) and diagonal_residual.
+    pub correction_period: i64,
 }
 
 // SAFETY: plain data, first field `struct_size`, every bit pattern valid.
@@ -297,12 +306,13 @@ unsafe impl AbiStruct for foam_config {
         soap_form,
         refresh_schedule,
         normalize_grads,
-        reserved2,
+        refresh_method,
         max_precond_dim,
         front_period,
         front_steps,
         refresh_growth,
-        kappa_threshold
+        kappa_threshold,
+        correction_period
     });
 
     fn defaults() -> Self {
@@ -365,12 +375,13 @@ fn from_config(config: &Config) -> foam_config {
         soap_form: config.soap_form.number(),
         refresh_schedule: config.refresh_schedule.number(),
         normalize_grads: config.normalize_grads.into(),
-        reserved2: 0,
+        refresh_method: config.refresh_method.number(),
         max_precond_dim: config.max_precond_dim,
         front_period: config.front_period,
         front_steps: config.front_steps,
         refresh_growth: config.refresh_growth,
         kappa_threshold: config.kappa_threshold,
+        correction_period: config.correction_period,
     }
 }
 
@@ -391,8 +402,8 @@ fn switch(key: &str, number: i32) -> Result<bool> {
 
 /// The configuration that the struct describes; ranges are not checked here.
 pub(super) fn to_config(raw: &foam_config) -> Result<Config> {
-    if raw.flags != 0 || raw.reserved != 0 || raw.reserved2 != 0 {
-        return Err(Error::invalid("config.flags, config.reserved and config.reserved2 must be 0"));
+    if raw.flags != 0 || raw.reserved != 0 {
+        return Err(Error::invalid("config.flags and config.reserved must be 0"));
     }
     Ok(Config {
         policy: choice("policy", raw.policy)?,
@@ -443,6 +454,8 @@ pub(super) fn to_config(raw: &foam_config) -> Result<Config> {
         front_steps: raw.front_steps,
         refresh_growth: raw.refresh_growth,
         kappa_threshold: raw.kappa_threshold,
+        correction_period: raw.correction_period,
+        refresh_method: choice("refresh_method", raw.refresh_method)?,
     })
 }
 

@@ -9,8 +9,9 @@ use super::status::{foam_error, foam_status};
 use super::step::StepScratch;
 use super::tensor::foam_dtype;
 use crate::comm::{Comm, agree};
-use crate::config::Config;
+use crate::config::{Config, Device};
 use crate::engine::plan::{ParamSpec, Shard};
+use crate::engine::ranks::courier;
 use crate::engine::{Level, Log, Optimizer};
 use crate::error::{Error, Kind, Result};
 use crate::memory::{Allocator, boxed, reserved, whole_text};
@@ -112,6 +113,50 @@ unsafe fn enter_checked(
     };
     handle.busy.store(false, Ordering::Release);
     outcome
+}
+
+/// Enters several handles, runs `body`, leaves them: as [`enter`], and none of them is entered if one cannot be.
+///
+/// # Safety
+/// `handles` is NULL or has `count` handles, each as for [`enter`].
+pub(super) unsafe fn enter_all(
+    handles: *const *mut foam_optimizer,
+    count: usize,
+    error: *mut foam_error,
+    body: impl FnOnce(&mut [&mut Inner]) -> Result<()>,
+) -> foam_status {
+    let _floats = float_env::standard();
+    let inside = || -> Result<()> {
+        if handles.is_null() || count == 0 {
+            return Err(Error::invalid(format!("optimizers: expected at least one handle, found {count}")));
+        }
+        let mut inners: Vec<&mut Inner> = reserved(count, "the optimizers of a step")?;
+        // SAFETY: the caller's contract.
+        unsafe { nest(handles, count, &mut inners, &mut Some(body)) }
+    };
+    let outcome = inside();
+    // SAFETY: the caller's contract.
+    unsafe { boundary::finish(error, outcome) }
+}
+
+/// Enters the next handle, and once all are entered runs the body.
+unsafe fn nest<F: FnOnce(&mut [&mut Inner]) -> Result<()>>(
+    handles: *const *mut foam_optimizer,
+    count: usize,
+    inners: &mut Vec<&mut Inner>,
+    body: &mut Option<F>,
+) -> Result<()> {
+    if inners.len() == count {
+        return body.take().map_or(Ok(()), |body| body(inners));
+    }
+    // SAFETY: the caller's contract; a handle that is given twice is refused as busy.
+    unsafe {
+        let handle = handles.add(inners.len()).read();
+        enter_checked(handle, Need::Sound, |inner| {
+            inners.push(&mut *std::ptr::from_mut(inner));
+            nest(handles, count, inners, body)
+        })
+    }
 }
 
 /// The log callback with its argument.
@@ -348,6 +393,11 @@ unsafe fn create(
         Err(error) => {
             // The other ranks are on their way into the first collective: they hear why this one is not.
             if let Some(comm) = &mut comm {
+                // SAFETY: the caller's contract.
+                if let Ok(raw) = unsafe { boundary::read_struct(config, "config") } {
+                    let device = Device { kind: raw.device_type, id: raw.device_id };
+                    comm.courier = courier(device, Allocator::System)?;
+                }
                 agree::agree(comm, &Config::default(), &[], Some(&error))?;
             }
             return Err(error);

@@ -77,6 +77,11 @@ fn stats_of(optimizer: &Optimizer) -> foam_stats_info {
         collectives: traffic.collectives,
         bytes_sent: traffic.sent,
         bytes_received: traffic.received,
+        plain_steps: summary.plain_steps,
+        qr_steps: counters.qr_steps as u64,
+        qr_refreshes: counters.qr_refreshes as u64,
+        qr_fallbacks: counters.qr_fallbacks as u64,
+        findings: summary.findings.bits(),
     }
 }
 
@@ -105,6 +110,10 @@ fn factor_of(optimizer: &Optimizer, index: usize) -> foam_factor_info {
         eigenvalue_min: gauges.eigenvalue_min,
         eigenvalue_max: gauges.eigenvalue_max,
         kappa: gauges.kappa,
+        orthogonality: gauges.orthogonality,
+        qr_steps: counters.qr_steps as u64,
+        qr_refreshes: counters.qr_refreshes as u64,
+        qr_fallbacks: counters.qr_fallbacks as u64,
         last_refresh: counters.last_refresh as u64,
         last_check: counters.last_check as u64,
         checks: counters.checks as u64,
@@ -122,6 +131,7 @@ fn factor_of(optimizer: &Optimizer, index: usize) -> foam_factor_info {
         bound_average: counters.bound_average as u64,
         bound_spectral: counters.bound_spectral as u64,
         bound_sandwich: counters.bound_sandwich as u64,
+        findings: optimizer.findings(record).bits(),
     }
 }
 

@@ -3,7 +3,6 @@
 use super::boundary;
 use super::status::{foam_error, foam_status};
 use crate::device::gpu::cuda::probe;
-use crate::error::Error;
 use libc::c_char;
 
 /// Looks for CUDA: NVIDIA's driver, cuBLAS, cuSOLVER, and devices. `usable` receives 1 if `device = cuda` can
@@ -26,26 +25,12 @@ pub unsafe extern "C" fn foam_cuda_probe(
     // SAFETY: the caller's contract.
     unsafe {
         boundary::call(error, || {
-            if text.is_null() && capacity > 0 {
-                return Err(Error::invalid(format!(
-                    "text is NULL but capacity = {capacity}; expected capacity = 0 or {capacity} bytes"
-                )));
-            }
+            boundary::check_report(text, capacity)?;
             let report = probe::report();
             if !usable.is_null() {
                 *usable = i32::from(probe::require().is_ok());
             }
-            if !needed.is_null() {
-                *needed = report.len() + 1;
-            }
-            if capacity > 0 {
-                let mut kept = report.len().min(capacity - 1);
-                while !report.is_char_boundary(kept) {
-                    kept -= 1;
-                }
-                std::ptr::copy_nonoverlapping(report.as_ptr().cast(), text, kept);
-                text.add(kept).write(0);
-            }
+            boundary::put_report(&report, text, capacity, needed);
             Ok(())
         })
     }

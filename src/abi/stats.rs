@@ -79,6 +79,17 @@ pub struct foam_stats_info {
     pub bytes_sent: u64,
     /// Bytes that it received from others.
     pub bytes_received: u64,
+    /// Steps before the next check, if all parameters take part: so many plain steps may be replayed from a
+    /// CUDA graph. UINT64_MAX if no check is near.
+    pub plain_steps: u64,
+    /// Steps Q <- qr(A Q) (`refresh_method` qr).
+    pub qr_steps: u64,
+    /// Refreshes that such steps gave, without an eigendecomposition.
+    pub qr_refreshes: u64,
+    /// Refreshes by an eigendecomposition because such steps did not suffice.
+    pub qr_fallbacks: u64,
+    /// What keeps the configuration from working: `FOAM_FINDING_*` bits, see `foam_diagnosis`.
+    pub findings: u64,
 }
 
 // SAFETY: plain data, first field `struct_size`, every bit pattern valid.
@@ -121,7 +132,12 @@ unsafe impl AbiStruct for foam_stats_info {
         bound_sandwich,
         collectives,
         bytes_sent,
-        bytes_received
+        bytes_received,
+        plain_steps,
+        qr_steps,
+        qr_refreshes,
+        qr_fallbacks,
+        findings
     });
 
     fn defaults() -> Self {
@@ -227,6 +243,16 @@ pub struct foam_factor_info {
     pub bound_sandwich: u64,
     /// SOAP: kappa of the last check, how far the statistic was from diagonal in the basis in use; 0 is fresh.
     pub kappa: f64,
+    /// |Q'Q - I| of a basis that QR steps gave, as sign vectors see it; NaN otherwise.
+    pub orthogonality: f64,
+    /// Steps Q <- qr(A Q) (`refresh_method` qr).
+    pub qr_steps: u64,
+    /// Refreshes that such steps gave, without an eigendecomposition.
+    pub qr_refreshes: u64,
+    /// Refreshes by an eigendecomposition because such steps did not suffice.
+    pub qr_fallbacks: u64,
+    /// What is wrong with the factor: `FOAM_FINDING_*` bits. It is judged from its twentieth check on.
+    pub findings: u64,
 }
 
 // SAFETY: plain data, first field `struct_size`, every bit pattern valid.
@@ -269,13 +295,29 @@ unsafe impl AbiStruct for foam_factor_info {
         bound_average,
         bound_spectral,
         bound_sandwich,
-        kappa
+        kappa,
+        orthogonality,
+        qr_steps,
+        qr_refreshes,
+        qr_fallbacks,
+        findings
     });
 
     fn defaults() -> Self {
         foam_factor_info { struct_size: std::mem::size_of::<Self>() as u32, ..Default::default() }
     }
 }
+
+/// Right after a refresh, with no drift at all, the proxy is above `tau`: rounding decides, not staleness.
+pub const FOAM_FINDING_NOISE_ABOVE_TAU: u64 = 1;
+/// Most checks wanted a larger epsilon than `epsilon_max`.
+pub const FOAM_FINDING_EPSILON_AT_CAP: u64 = 2;
+/// At least nine of ten checks refresh, for no reason named above: nothing is saved.
+pub const FOAM_FINDING_ALWAYS_REFRESHES: u64 = 4;
+/// Epsilon is at least the largest eigenvalue: nothing is preconditioned.
+pub const FOAM_FINDING_DAMPING_DOMINATES: u64 = 8;
+/// Most eigendecompositions failed or were inaccurate at first.
+pub const FOAM_FINDING_REFRESHES_FAIL: u64 = 16;
 
 /// The factor's statistic: the running second moment, not bias-corrected; dim x dim.
 pub const FOAM_FACTOR_STATISTIC: i32 = 0;

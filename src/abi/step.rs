@@ -1,7 +1,7 @@
 //! The step: its arguments, and their validation before the first write.
 
 use super::boundary::{self, AbiStruct, field_ends};
-use super::handle::{Inner, Need, dtype_text, element_type, enter, foam_optimizer};
+use super::handle::{Inner, Need, dtype_text, element_type, enter, enter_all, foam_optimizer};
 use super::param::refuse_rates;
 use super::status::{foam_error, foam_status};
 use super::tensor::{
@@ -10,6 +10,7 @@ use super::tensor::{
 };
 use crate::config::Device;
 use crate::engine::plan::{ParamPlan, Plan};
+use crate::engine::ranks::step::{Party, run};
 use crate::engine::{Outcome, StepOptions, Tensors};
 use crate::error::{Error, Kind, Result};
 use crate::memory::reserved;
@@ -166,6 +167,83 @@ pub unsafe extern "C" fn foam_step(
             Ok(())
         })
     }
+}
+
+/// One step of several optimizers from `foam_create_ranks`, or of none of them: `args[i]` is that of `optimizers[i]`.
+/// They have the same ranks, and share the collectives of one step: the groups of a model need no more of them than
+/// one group. The communicator of the first serves all. Everything that one of them refuses, on any rank, all refuse,
+/// and nothing has changed; a gradient that is not finite skips the step of all if the options of its optimizer say
+/// so, and that one counts it. All ranks make this call with the same optimizers in the same order. Overlaps between
+/// the tensors of two optimizers are not looked for.
+///
+/// # Safety
+/// `optimizers` and `args` have `count` elements, each as for `foam_step`; `error` is NULL or a record.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn foam_step_together(
+    optimizers: *const *mut foam_optimizer,
+    args: *const foam_step_args,
+    count: usize,
+    error: *mut foam_error,
+) -> foam_status {
+    // SAFETY: the caller's contract.
+    unsafe { enter_all(optimizers, count, error, |inners| step_all(inners, args)) }
+}
+
+/// # Safety
+/// As `foam_step_together`.
+unsafe fn step_all(inners: &mut [&mut Inner], args: *const foam_step_args) -> Result<()> {
+    if let Some(place) = inners.iter().position(|inner| inner.optimizer.ranks().is_none()) {
+        let message = format!("optimizers[{place}] has no other ranks; expected one from foam_create_ranks");
+        return Err(Error::invalid(message));
+    }
+    let world = |inner: &Inner| inner.optimizer.ranks().map(|ranks| ranks.rank_and_size());
+    if let Some(place) = inners.iter().position(|inner| world(inner) != world(inners[0])) {
+        let message = format!("optimizers[{place}] has other ranks than optimizers[0]; expected the same");
+        return Err(Error::invalid(message));
+    }
+    let what = "the optimizers of a step";
+    let mut read: Vec<(foam_step_args, StepOptions)> = reserved(inners.len(), what)?;
+    let mut fault = None;
+    // SAFETY: the caller's contract; every element has the size that the first one says.
+    let stride = if args.is_null() { 0 } else { unsafe { boundary::size_of_struct(args) as usize } };
+    for (place, inner) in inners.iter_mut().enumerate() {
+        let own = args.cast::<u8>().wrapping_add(place * stride).cast();
+        // SAFETY: the caller's contract.
+        match unsafe { read_step(own, inner) } {
+            Ok((args, options)) => read.push((args, options)),
+            Err(error) => {
+                fault = Some(Error { message: format!("optimizers[{place}]: {}", error.message), ..error });
+                break;
+            }
+        }
+    }
+    let validates = read.first().is_some_and(|(args, _)| args.flags & FOAM_STEP_VALIDATE != 0);
+    if fault.is_none() && read.iter().any(|(args, _)| (args.flags & FOAM_STEP_VALIDATE != 0) != validates) {
+        fault = Some(Error::invalid("args: expected FOAM_STEP_VALIDATE in all of them, or in none"));
+    }
+    // A step that one rank refuses is refused by all, so that no rank waits for it.
+    let refused = fault.is_some();
+    let mut tensors: Vec<Tensors> = reserved(inners.len(), what)?;
+    let mut optimizers = reserved(inners.len(), what)?;
+    for (place, inner) in inners.iter_mut().enumerate() {
+        let Inner { optimizer, scratch } = &mut **inner;
+        let stream = read.get(place).map_or(std::ptr::null_mut(), |(args, _)| args.stream);
+        tensors.push(Tensors { params: &scratch.params, grads: &scratch.grads, stream });
+        optimizers.push(optimizer);
+    }
+    let mut parties: Vec<Party> = reserved(tensors.len(), what)?;
+    for (place, (optimizer, tensors)) in optimizers.into_iter().zip(&tensors).enumerate() {
+        let options = read.get(place).map_or_else(StepOptions::default, |(_, options)| *options);
+        parties.push(Party::new(optimizer, (!refused).then_some(tensors), options, fault.take())?);
+    }
+    let outcome = run(&mut parties, validates);
+    parties.into_iter().for_each(Party::end);
+    let skipped = i32::from(outcome? == Outcome::Skipped);
+    for (args, _) in read.iter().filter(|(args, _)| !args.skipped.is_null()) {
+        // SAFETY: the caller's contract.
+        unsafe { *args.skipped = skipped };
+    }
+    Ok(())
 }
 
 /// Reads and checks all arguments of a step.

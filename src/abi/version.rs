@@ -11,11 +11,12 @@ pub const FOAM_ABI_MINOR: u32 = 1;
 
 static BUILD_INFO: Lazy<CString> = Lazy::new(|| {
     let text = format!(
-        "libfoam {} (ABI {FOAM_ABI_MAJOR}.{FOAM_ABI_MINOR}, API {}, {}, {}), backends: cpu (faer), cuda (loaded at run time)",
+        "libfoam {} (ABI {FOAM_ABI_MAJOR}.{FOAM_ABI_MINOR}, API {}, {}, {}), backends: cpu (faer, {} products), cuda (loaded at run time)",
         env!("CARGO_PKG_VERSION"),
         super::api::FOAM_API_VERSION,
         env!("FOAM_TARGET"),
         env!("FOAM_PROFILE"),
+        crate::device::cpu::kernels(),
     );
     CString::new(text).unwrap_or_default()
 });

@@ -6,7 +6,7 @@ use super::stats::{self, FactorId, FactorStats, Stats};
 use super::tensor::{Gradient, TensorMut};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
-use crate::memory::{boxed, listed, reserved, tried};
+use crate::memory::{boxed, listed, reserved, tried, whole_text};
 use ndarray::{Array1, Array2, Axis};
 use std::ffi::{CStr, c_void};
 use std::fmt;
@@ -237,6 +237,17 @@ impl Optimizer {
     pub fn stats(&mut self) -> Result<Stats> {
         self.settle()?;
         Ok(stats::whole(&self.engine))
+    }
+
+    /// What keeps the configuration from working, as far as the statistics show it: a line for each finding, with the
+    /// factors that have it, the option to change and a value to try; none if nothing was found. The log function gets
+    /// each finding once. A factor is judged from its twentieth check on, and one in ten of those that were judged makes a
+    /// finding. Works after a panic, too.
+    pub fn diagnosis(&mut self) -> Result<Vec<String>> {
+        self.settle()?;
+        let lines = self.engine.diagnosis_text()?;
+        let copy = |line: &str| whole_text(format_args!("{line}"), "the findings");
+        tried(lines.lines().map(copy), "the findings")
     }
 
     /// Statistics of every factor, ordered by parameter, block and axis. Works after a panic, too.

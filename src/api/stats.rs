@@ -1,6 +1,7 @@
 //! The statistics of an optimizer and of every factor, as plain structs.
 
 use super::engine::{self, Branch, Verb};
+use crate::preconditioner::diagnosis::Findings;
 
 /// Statistics of the whole optimizer since its creation (or since the start of the run that its checkpoint continues;
 /// seconds count from creation).
@@ -25,6 +26,10 @@ pub struct Stats {
     pub threads: usize,
     /// Where the time of the steps went.
     pub seconds: Seconds,
+    /// Steps before the next check, if all parameters take part; `u64::MAX` if none is near.
+    pub plain_steps: u64,
+    /// What keeps the configuration from working; see [`Optimizer::diagnosis`](crate::Optimizer::diagnosis).
+    pub findings: Findings,
 }
 
 /// How often something was done: for one factor, or for all of them.
@@ -61,6 +66,12 @@ pub struct Counters {
     pub bound_spectral: u64,
     /// Reuses certified by the sandwich bound itself (policy `sandwich`).
     pub bound_sandwich: u64,
+    /// Steps Q <- qr(A Q) (`refresh_method` qr).
+    pub qr_steps: u64,
+    /// Refreshes that such steps gave, without an eigendecomposition.
+    pub qr_refreshes: u64,
+    /// Refreshes by an eigendecomposition because such steps did not suffice.
+    pub qr_fallbacks: u64,
 }
 
 impl Counters {
@@ -86,6 +97,9 @@ impl Counters {
             bound_average: counters.bound_average as u64,
             bound_spectral: counters.bound_spectral as u64,
             bound_sandwich: counters.bound_sandwich as u64,
+            qr_steps: counters.qr_steps as u64,
+            qr_refreshes: counters.qr_refreshes as u64,
+            qr_fallbacks: counters.qr_fallbacks as u64,
         }
     }
 }
@@ -168,6 +182,8 @@ pub struct FactorStats {
     pub eigenvalue_max: f64,
     /// SOAP: κ of the last check, how far the statistic was from diagonal in the basis in use.
     pub kappa: f64,
+    /// ‖QᵀQ − I‖ of a basis that QR steps gave, as sign vectors see it; NaN otherwise.
+    pub orthogonality: f64,
     /// What the last check did.
     pub last_branch: Branch,
     /// Step of the last refresh, on the parameter's own clock; 0 for never.
@@ -176,6 +192,8 @@ pub struct FactorStats {
     pub last_check: u64,
     /// What was done.
     pub counters: Counters,
+    /// What is wrong with the factor, judged from its twentieth check on.
+    pub findings: Findings,
 }
 
 impl Branch {
@@ -236,6 +254,7 @@ pub(super) fn whole(engine: &engine::Optimizer) -> Stats {
             workspace: footprint.workspace,
         },
         threads: footprint.threads,
+        plain_steps: summary.plain_steps,
         seconds: Seconds {
             inspect: seconds(Verb::Inspect),
             accumulate: seconds(Verb::Accumulate),
@@ -245,6 +264,7 @@ pub(super) fn whole(engine: &engine::Optimizer) -> Stats {
             apply: seconds(Verb::Apply),
             total: totals.seconds_total,
         },
+        findings: summary.findings,
     }
 }
 
@@ -269,9 +289,11 @@ pub(super) fn factor(engine: &engine::Optimizer, index: usize) -> FactorStats {
         eigenvalue_min: gauges.eigenvalue_min,
         eigenvalue_max: gauges.eigenvalue_max,
         kappa: gauges.kappa,
+        orthogonality: gauges.orthogonality,
         last_branch: Branch::of(counters.branch),
         last_refresh: counters.last_refresh as u64,
         last_check: counters.last_check as u64,
         counters: Counters::of(&counters),
+        findings: engine.findings(record),
     }
 }

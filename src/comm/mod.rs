@@ -1,10 +1,15 @@
 //! Collectives that the caller injects. Only bytes move: no rank adds anything up, so that no result depends on the
 //! number of ranks. Every message ends with a seal of eight bytes, which tells a collective that returned without
 //! delivering, and ranks that are out of step, from good ones.
+//!
+//! A [`Mail`] is what the host says and reads: notes, descriptions, checkpoints. A [`Parcel`] is gradients and values,
+//! which on a GPU never come to the host.
 
 pub mod agree;
+pub mod courier;
 
 use crate::error::{Error, Kind, Result};
+use courier::{Courier, Host, Patch, Room, Trouble, Word};
 use libc::c_void;
 
 /// A collective of the caller: every rank gives every rank some bytes, which lie one behind the other.
@@ -36,8 +41,8 @@ pub struct Comm {
     user: *mut c_void,
     all_to_all: AllToAll,
     all_gather: AllGather,
-    /// The caller's stream, for the call under way.
-    pub stream: *mut c_void,
+    /// Gets bytes to where the collectives want them.
+    pub courier: Box<dyn Courier>,
     /// Collectives so far; the seals have it.
     sequence: u64,
     /// What went through it.
@@ -58,15 +63,32 @@ pub struct Traffic {
     pub received: u64,
 }
 
+/// The two collectives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Collective {
+    /// Every rank gives every rank its own bytes.
+    Exchange,
+    /// Every rank gives all ranks the same bytes.
+    Gather,
+}
+
+impl Collective {
+    fn name(self) -> &'static str {
+        match self {
+            Collective::Exchange => "all_to_allv",
+            Collective::Gather => "all_gatherv",
+        }
+    }
+}
+
 /// Bytes of a seal.
 const SEAL: usize = 8;
 
-fn seal(sequence: u64, sender: usize) -> [u8; SEAL] {
-    let mixed = (sequence << 20 ^ sender as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (mixed | 1).to_le_bytes()
+fn seal(sequence: u64, sender: usize) -> u64 {
+    (sequence << 20 ^ sender as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
 }
 
-/// Messages on their way out and in; kept so that a step does not allocate.
+/// Messages of the host on their way out and in; kept so that a step does not allocate.
 #[derive(Default)]
 pub struct Mail {
     send: Vec<u8>,
@@ -75,6 +97,8 @@ pub struct Mail {
     recv_bytes: Vec<u64>,
     /// Where the message of each rank begins in `recv`.
     starts: Vec<usize>,
+    /// What only the device knows of the message.
+    patches: Vec<Patch>,
 }
 
 impl Mail {
@@ -82,6 +106,7 @@ impl Mail {
     pub fn begin(&mut self, bytes: usize) -> Result<()> {
         self.send.clear();
         self.send_bytes.clear();
+        self.patches.clear();
         room(&mut self.send, bytes)
     }
 
@@ -90,13 +115,14 @@ impl Mail {
         self.send.extend_from_slice(bytes);
     }
 
-    /// Adds `len` bytes at `from`.
-    ///
-    /// # Safety
-    /// There are as many readable bytes.
-    pub unsafe fn put_raw(&mut self, from: *const u8, len: usize) {
-        // SAFETY: the caller's contract.
-        self.send.extend_from_slice(unsafe { std::slice::from_raw_parts(from, len) });
+    /// Bytes so far.
+    pub fn len(&self) -> usize {
+        self.send.len()
+    }
+
+    /// The bytes from `at` on are those that lie at `from` on the device when the message goes out.
+    pub fn patch(&mut self, patch: Patch) -> Result<()> {
+        crate::memory::push(&mut self.patches, patch, "the exchange between ranks")
     }
 
     /// The last `len` bytes of the message under way, to be filled.
@@ -109,7 +135,7 @@ impl Mail {
     /// Ends the message to one rank; the messages are in the order of the ranks.
     pub fn close(&mut self, comm: &Comm) {
         let before: u64 = self.send_bytes.iter().sum();
-        self.send.extend_from_slice(&seal(comm.sequence, comm.rank));
+        self.send.extend_from_slice(&seal(comm.sequence, comm.rank).to_le_bytes());
         self.send_bytes.push(self.send.len() as u64 - before);
     }
 
@@ -119,8 +145,8 @@ impl Mail {
         &self.recv[begin..begin + bytes - SEAL]
     }
 
-    /// Makes room for what comes in, with broken seals.
-    fn expect(&mut self, sizes: impl Iterator<Item = usize>) -> Result<()> {
+    /// Makes room for what comes in, with broken seals; gives its size.
+    fn expect(&mut self, sizes: impl Iterator<Item = usize>) -> Result<usize> {
         self.recv_bytes.clear();
         self.starts.clear();
         let mut end = 0;
@@ -136,7 +162,7 @@ impl Mail {
             let end = start + *bytes as usize;
             self.recv[end - SEAL..end].fill(0);
         }
-        Ok(())
+        Ok(end)
     }
 }
 
@@ -145,8 +171,56 @@ fn room(list: &mut Vec<u8>, more: usize) -> Result<()> {
     list.try_reserve(more).map_err(|_| Error::out_of_memory("the exchange between ranks", more as u128))
 }
 
+/// Messages of gradients and values, in the memory of the device: a word that says whether the sender is well, the
+/// bytes, and a seal.
+#[derive(Default)]
+pub struct Parcel {
+    /// First address and bytes of every message that goes out, by rank; of a gather there is one.
+    out: Vec<(u64, u64)>,
+    /// The same of what comes in.
+    back: Vec<(u64, u64)>,
+    out_bytes: Vec<u64>,
+    back_bytes: Vec<u64>,
+}
+
+/// Bytes of a word.
+pub const WORD: usize = 8;
+
+/// Bytes of a message around `bytes` bytes.
+fn wrapped(bytes: usize) -> usize {
+    WORD + bytes.next_multiple_of(WORD) + SEAL
+}
+
+impl Parcel {
+    /// Begins anew: `out` says how many bytes go to every rank (of a gather: to all), `back` how many come from each.
+    pub fn begin(&mut self, out: impl Iterator<Item = usize>, back: impl Iterator<Item = usize>) {
+        self.out_bytes.clear();
+        self.back_bytes.clear();
+        self.out_bytes.extend(out.map(|bytes| wrapped(bytes) as u64));
+        self.back_bytes.extend(back.map(|bytes| wrapped(bytes) as u64));
+    }
+
+    /// Where the bytes to `rank` go.
+    pub fn to(&self, rank: usize) -> u64 {
+        self.out[if self.out.len() == 1 { 0 } else { rank }].0 + WORD as u64
+    }
+
+    /// Where the bytes of `rank` come.
+    pub fn from(&self, rank: usize) -> u64 {
+        self.back[rank].0 + WORD as u64
+    }
+}
+
+fn place(mut at: u64, sizes: &[u64], list: &mut Vec<(u64, u64)>) {
+    list.clear();
+    for size in sizes {
+        list.push((at, *size));
+        at += size;
+    }
+}
+
 impl Comm {
-    /// A communicator of the caller's.
+    /// A communicator of the caller's, whose messages lie in host memory.
     pub fn new(
         rank: usize,
         size: usize,
@@ -154,74 +228,155 @@ impl Comm {
         all_to_all: AllToAll,
         all_gather: AllGather,
     ) -> Comm {
-        let stream = std::ptr::null_mut();
         let traffic = Traffic::default();
-        Comm { rank, size, user, all_to_all, all_gather, stream, sequence: 1, traffic }
+        Comm {
+            rank,
+            size,
+            user,
+            all_to_all,
+            all_gather,
+            courier: Box::new(Host::new()),
+            sequence: 1,
+            traffic,
+        }
     }
 
     /// Gives all ranks what is in the mail; `sizes` says how much comes from each.
     pub fn gather(&mut self, mail: &mut Mail, sizes: impl Iterator<Item = usize>) -> Result<()> {
         mail.close(self);
-        mail.expect(sizes)?;
-        let bytes = mail.send.len() as u64;
-        // SAFETY: the caller promised a working callback, and the buffers are as large as the sizes say.
-        let status = unsafe {
-            (self.all_gather)(
-                self.user,
-                mail.send.as_ptr().cast(),
-                bytes,
-                mail.recv.as_mut_ptr().cast(),
-                mail.recv_bytes.as_ptr(),
-                self.stream,
-            )
-        };
-        self.traffic.sent += bytes * (self.size as u64 - 1);
-        self.check("all_gatherv", status, mail)
+        self.deliver(Collective::Gather, mail, sizes)
     }
 
     /// Gives every rank its message; `sizes` says how much comes from each.
     pub fn exchange(&mut self, mail: &mut Mail, sizes: impl Iterator<Item = usize>) -> Result<()> {
-        mail.expect(sizes)?;
-        // SAFETY: as above.
-        let status = unsafe {
-            (self.all_to_all)(
-                self.user,
-                mail.send.as_ptr().cast(),
-                mail.send_bytes.as_ptr(),
-                mail.recv.as_mut_ptr().cast(),
-                mail.recv_bytes.as_ptr(),
-                self.stream,
-            )
-        };
-        self.traffic.sent += mail.send.len() as u64 - mail.send_bytes[self.rank];
-        self.check("all_to_allv", status, mail)
+        self.deliver(Collective::Exchange, mail, sizes)
     }
 
-    fn check(&mut self, called: &str, status: i32, mail: &Mail) -> Result<()> {
+    fn deliver(
+        &mut self,
+        collective: Collective,
+        mail: &mut Mail,
+        sizes: impl Iterator<Item = usize>,
+    ) -> Result<()> {
+        let end = mail.expect(sizes)?;
+        let mut trouble = None;
+        let send = self.courier.post(&mail.send, &mail.patches, &mut trouble).map_err(|e| self.failed(e))?;
+        let recv = self.courier.land(&mut mail.recv[..end]).map_err(|e| self.failed(e))?;
         let sequence = self.sequence;
-        self.sequence += 1;
-        self.traffic.collectives += 1;
-        self.traffic.received += mail.recv_bytes.iter().sum::<u64>() - mail.recv_bytes[self.rank];
-        if status != 0 {
-            let mut error = Error::new(
-                Kind::Collective,
-                format!("comm.{called} failed on rank {} with status {status}", self.rank),
-            );
-            error.native_code = status;
-            return Err(error);
+        self.call(collective, send, &mail.send_bytes, recv, &mail.recv_bytes)?;
+        if let Some(error) = trouble {
+            return Err(self.failed(error));
         }
+        self.courier.fetch(&mut mail.recv[..end]).map_err(|e| self.failed(e))?;
         for rank in 0..self.size {
             let end = mail.starts[rank] + mail.recv_bytes[rank] as usize;
-            if mail.recv[end - SEAL..end] != seal(sequence, rank) {
-                return Err(Error::new(
-                    Kind::Collective,
-                    format!(
-                        "comm.{called} reported success on rank {}, but what rank {rank} sent did not arrive: the collective returned short, or the ranks are out of step",
-                        self.rank
-                    ),
-                ));
+            if mail.recv[end - SEAL..end] != seal(sequence, rank).to_le_bytes() {
+                return Err(self.undelivered(collective, rank));
             }
         }
         Ok(())
+    }
+
+    /// Finds memory for a parcel that was begun. The addresses hold until the next one.
+    pub fn open(&mut self, parcel: &mut Parcel) -> Result<()> {
+        let total = |sizes: &[u64]| sizes.iter().sum::<u64>() as usize;
+        let send = self.courier.room(Room::Send, total(&parcel.out_bytes)).map_err(|e| self.failed(e))?;
+        let recv = self.courier.room(Room::Receive, total(&parcel.back_bytes)).map_err(|e| self.failed(e))?;
+        place(send, &parcel.out_bytes, &mut parcel.out);
+        place(recv, &parcel.back_bytes, &mut parcel.back);
+        Ok(())
+    }
+
+    /// Sends a parcel that has been packed, or could not be, and waits for nothing but the collective. Gives a rank
+    /// that failed in the middle of the step, if that is known at once; a GPU tells it with the next note.
+    pub fn send(
+        &mut self,
+        collective: Collective,
+        parcel: &Parcel,
+        packed: Result<()>,
+        is_well: bool,
+    ) -> Result<Option<usize>> {
+        let last = |(at, bytes): &(u64, u64)| at + bytes - SEAL as u64;
+        let (own, sequence) = (seal(self.sequence, self.rank), self.sequence);
+        // Without its seal a message is not believed.
+        let stamped = packed.and_then(|()| {
+            let word = |(at, _): &(u64, u64)| Word { at: *at, value: u64::from(!is_well) };
+            let words = parcel.out.iter().map(word);
+            let seals = parcel.out.iter().map(|message| Word { at: last(message), value: own });
+            let broken = parcel.back.iter().map(|message| Word { at: last(message), value: 0 });
+            // SAFETY: the messages lie in the rooms, which are as large as all of them.
+            unsafe { self.courier.stamp(&mut words.chain(seals).chain(broken)) }
+        });
+        let (send, recv) = (parcel.out[0].0, parcel.back[0].0);
+        self.call(collective, send, &parcel.out_bytes, recv, &parcel.back_bytes)?;
+        stamped.map_err(|e| self.failed(e))?;
+        let mut seals =
+            parcel.back.iter().enumerate().map(|(r, m)| Word { at: last(m), value: seal(sequence, r) });
+        let mut words = parcel.back.iter().map(|(at, _)| Word { at: *at, value: 0 });
+        // SAFETY: as above.
+        let (lost, failed) = unsafe {
+            (self.courier.expect(&mut seals, Trouble::Lost), self.courier.expect(&mut words, Trouble::Failed))
+        };
+        match lost.map_err(|e| self.failed(e))? {
+            Some(rank) => Err(self.undelivered(collective, rank)),
+            None => failed.map_err(|e| self.failed(e)),
+        }
+    }
+
+    fn call(
+        &mut self,
+        collective: Collective,
+        send: u64,
+        send_bytes: &[u64],
+        recv: u64,
+        recv_bytes: &[u64],
+    ) -> Result<()> {
+        let stream = self.courier.stream();
+        let (from, into) = (send as *const c_void, recv as *mut c_void);
+        let (user, all_gather, all_to_all) = (self.user, self.all_gather, self.all_to_all);
+        // SAFETY: the caller promised a working callback, and the buffers are as large as the sizes say.
+        let mut made = || unsafe {
+            match collective {
+                Collective::Gather => {
+                    all_gather(user, from, send_bytes[0], into, recv_bytes.as_ptr(), stream)
+                }
+                Collective::Exchange => {
+                    all_to_all(user, from, send_bytes.as_ptr(), into, recv_bytes.as_ptr(), stream)
+                }
+            }
+        };
+        let status = self.courier.call(&mut made).map_err(|e| self.failed(e))?;
+        let others = |bytes: &[u64]| bytes.iter().sum::<u64>() - bytes[self.rank];
+        self.traffic.sent += match collective {
+            Collective::Gather => send_bytes[0] * (self.size as u64 - 1),
+            Collective::Exchange => others(send_bytes),
+        };
+        self.traffic.received += others(recv_bytes);
+        self.sequence += 1;
+        self.traffic.collectives += 1;
+        if status != 0 {
+            let message =
+                format!("comm.{} failed on rank {} with status {status}", collective.name(), self.rank);
+            let mut error = Error::new(Kind::Collective, message);
+            error.native_code = status;
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    fn undelivered(&self, collective: Collective, rank: usize) -> Error {
+        let message = format!(
+            "comm.{} reported success on rank {}, but what rank {rank} sent did not arrive: the collective returned short, or the ranks are out of step",
+            collective.name(),
+            self.rank
+        );
+        Error::new(Kind::Collective, message)
+    }
+
+    /// A device that fails around a collective leaves this rank out of it.
+    fn failed(&self, mut error: Error) -> Error {
+        error.kind = Kind::Collective;
+        error.message = format!("comm, on rank {}: {}", self.rank, error.message);
+        error
     }
 }

@@ -90,7 +90,7 @@ pub enum SoapForm {
     InBasis = 1,
 }
 
-/// At which steps factors are checked (policy `stale`: refreshed).
+/// At which steps factors are checked (policy `stale`, or with a `correction_period`: refreshed).
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefreshSchedule {
@@ -102,6 +102,16 @@ pub enum RefreshSchedule {
     Geometric = 2,
     /// Every `check_period` steps; SOAP's basis is refreshed where κ is above `kappa_threshold`.
     Kappa = 3,
+}
+
+/// How a basis of Shampoo is refreshed.
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefreshMethod {
+    /// By an eigendecomposition.
+    Evd = 0,
+    /// By steps Q ← qr(A·Q) until the sandwich bound is at most τ; an eigendecomposition only where they do not suffice.
+    Qr = 1,
 }
 
 /// What a step does with a gradient that is not finite.
@@ -217,6 +227,7 @@ choice!(SoapForm { "exact" => Exact, "in_basis" => InBasis });
 choice!(RefreshSchedule {
     "fixed" => Fixed, "front_loaded" => FrontLoaded, "geometric" => Geometric, "kappa" => Kappa,
 });
+choice!(RefreshMethod { "evd" => Evd, "qr" => Qr });
 choice!(Nonfinite { "error" => Error, "skip" => Skip });
 choice!(NegativeEigenvalues { "shift" => Shift, "clamp" => Clamp });
 choice!(InjectFault {

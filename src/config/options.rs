@@ -177,6 +177,12 @@ pub const OPTIONS: &[OptionSpec] = &[
     whole!(front_steps, 0..=MOST, Live),
     real!(refresh_growth, Range::GROWTH, Live),
     real!(kappa_threshold, Range::NONNEGATIVE, Live),
+    named!(refresh_method, RefreshMethod, Live),
+    whole!(
+        correction_period,
+        0..=MOST,
+        While(|c| c.correction_period > 0, "0 and more than 0 have different buffers")
+    ),
 ];
 
 pub(super) fn find(key: &str) -> Result<&'static OptionSpec> {

@@ -172,6 +172,8 @@ pub struct Certificate {
     pub target: f64,
     /// c: the statistic is at least c times what it was at the last refresh.
     pub kept: f64,
+    /// ω ≥ ‖QᵀQ − I‖_F: what the basis misses of an orthogonal one is charged to the bound.
+    pub orthogonality: f64,
 }
 
 /// A search for the smallest sufficient damping.
@@ -199,6 +201,10 @@ pub struct RefreshOrder {
     pub shift: bool,
     /// Whether there is a stale basis to fall back on.
     pub has_basis: bool,
+    /// SOAP with its statistic in the basis: make the new basis orthonormal to the last digits.
+    pub polish: bool,
+    /// Refresh by QR steps, until the sandwich bound is at most this; by an eigendecomposition if they do not suffice.
+    pub qr: Option<f64>,
     /// The chosen precision failed at the last check: begin with double precision. Only for devices that do not
     /// climb the whole ladder in one check.
     pub doubled: bool,
@@ -221,7 +227,7 @@ pub enum Rung {
 }
 
 /// What a refresh found.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Refreshed {
     /// Which path gave the basis.
     pub rung: Rung,
@@ -233,6 +239,31 @@ pub struct Refreshed {
     pub noise_floor: f64,
     /// κ before the refresh; NaN when it was not measured.
     pub kappa: f64,
+    /// The proven bound of the gap right after it: 0 for an eigendecomposition.
+    pub bound: f64,
+    /// QR steps taken, whether or not they sufficed.
+    pub qr_steps: i64,
+    /// The basis is theirs.
+    pub by_qr: bool,
+    /// ‖QᵀQ − I‖_F of their basis; NaN for others.
+    pub orthogonality: f64,
+}
+
+impl Default for Refreshed {
+    fn default() -> Self {
+        let none = f64::NAN;
+        Refreshed {
+            rung: Rung::Chosen,
+            eigenvalue_min: none,
+            eigenvalue_max: none,
+            noise_floor: none,
+            kappa: none,
+            bound: 0.0,
+            qr_steps: 0,
+            by_qr: false,
+            orthogonality: none,
+        }
+    }
 }
 
 /// A refresh whose outcome only the device will know: the record that the factor gets if it succeeds, and if it
@@ -273,7 +304,9 @@ pub struct Readback {
     pub sensed: Vec<Sensed>,
     /// Joint steps that were not taken because a gradient was not finite, since the last readback.
     pub refused: u64,
-    /// Whether the last of them is the step that is under way.
+    /// Joint steps that were asked for without the host, since the last readback.
+    pub replayed: u64,
+    /// Whether the last of the refused ones is the step that is under way.
     pub refused_now: bool,
     /// The parameter whose gradient was the first of these.
     pub offender: Option<usize>,
@@ -341,6 +374,14 @@ pub trait Device: Send {
     /// # Safety
     /// The memory is valid, and the caller's alone where it is written, until the work of the call is done.
     unsafe fn bind(&mut self, binding: &Binding) -> Result<()>;
+    /// Whether what is put on `stream` now is recorded, to be run later and any number of times.
+    fn is_recording(&self, _stream: *mut libc::c_void) -> Result<bool> {
+        Ok(false)
+    }
+    /// Whether steps were ever recorded: they may have been taken since without the host.
+    fn was_recorded(&self) -> bool {
+        false
+    }
     /// Copies operands to where results lie, and works there from now on.
     fn carry(&mut self) -> Result<()>;
     /// Looks at the gradients of all active blocks, before anything is written.
@@ -374,4 +415,13 @@ pub trait Device: Send {
     fn has_news(&self) -> bool;
     /// A refused joint step has been reported to the caller: later steps are taken again.
     fn reopen(&mut self);
+    /// Where a device that works on its own keeps the first bad parameter of the inspected step: an i32, i32::MAX if
+    /// there is none.
+    fn verdict(&self) -> Option<u64> {
+        None
+    }
+    /// The step that was inspected is not taken, whatever was found in it.
+    fn withdraw(&mut self) -> Result<()> {
+        Ok(())
+    }
 }

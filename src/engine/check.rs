@@ -4,13 +4,14 @@
 use super::Engine;
 use super::rules::Rules;
 use super::stats::Verb;
-use crate::config::NegativeEigenvalues;
+use crate::config::{NegativeEigenvalues, RefreshMethod};
 use crate::device::{Certificate, Pending, RedampOrder, RefreshOrder, Refreshed, Rung, Search, SenseOrder};
 use crate::error::Result;
 use crate::memory::reserved;
 use crate::preconditioner::damping::Damping;
+use crate::preconditioner::diagnosis;
 use crate::preconditioner::policy::{self, Action, Sensed};
-use crate::preconditioner::{Branch, FactorRecord, bound, cadence};
+use crate::preconditioner::{Branch, FactorRecord, bound, cadence, soap};
 use crate::tensor::Precision;
 use std::cmp::Reverse;
 
@@ -74,13 +75,14 @@ impl Engine {
             self.find_due(&mut lists.due);
         } else {
             lists.due.clear();
-            lists.due.extend(0..self.plan.factors.len());
+            let own = |factor: &usize| self.plan.factors[*factor].is_preconditioned();
+            lists.due.extend((0..self.plan.factors.len()).filter(own));
         }
         if lists.due.is_empty() {
             return Ok(true);
         }
         let senses = self.plan.preconditioner.senses(&self.config);
-        let sensed = lists.due.iter().copied().filter(|f| senses && (!known || self.records[*f].has_basis()));
+        let sensed = lists.due.iter().copied().filter(|f| senses && (!known || self.is_sensed(*f)));
         lists.sense.clear();
         lists.sense.extend(sensed.map(|factor| self.sense_order(factor)));
         // One factor per thread, equal ones together: the large ones first.
@@ -99,6 +101,9 @@ impl Engine {
             let outcome = self.act(rules, lists, &sensed);
             self.readback.sensed = sensed;
             outcome?;
+            if !self.borrowed {
+                self.diagnose();
+            }
         }
         Ok(true)
     }
@@ -139,7 +144,8 @@ impl Engine {
         undecided.resize(self.plan.factors.len(), false);
         for &factor in &lists.due {
             // A device that climbs one rung per check goes on where the last check failed.
-            let doubled = !self.device.is_synchronous() && self.records[factor].refresh_failed();
+            let again = self.plan.preconditioner.decomposes_again(&self.records[factor]);
+            let doubled = !self.device.is_synchronous() && again;
             let order = RefreshOrder { doubled, ..self.refresh_order(factor) };
             undecided[factor] = !doubled;
             if self.begin_check(factor) || doubled {
@@ -191,16 +197,22 @@ impl Engine {
         self.clocks[self.plan.factors[factor].block].step
     }
 
+    /// Whether a due factor is measured before it is decided about, by a policy that measures.
+    fn is_sensed(&self, factor: usize) -> bool {
+        self.records[factor].has_basis() && !cadence::is_forced(&self.config, self.step_of(factor))
+    }
+
     /// Counts the check; says whether it is a refresh that nothing has to be sensed for.
     fn begin_check(&mut self, factor: usize) -> bool {
         let t = self.step_of(factor) as i64;
         let senses = self.plan.preconditioner.senses(&self.config);
+        let sensed = senses && self.is_sensed(factor);
         let record = &mut self.records[factor];
-        let sensed = senses && record.has_basis();
+        let first = senses && !record.has_basis();
         record.counters.checks += 1;
         record.counters.last_check = t;
         if !sensed {
-            record.counters.branch = if senses { Branch::EvdFirst } else { Branch::EvdStale } as i64;
+            record.counters.branch = if first { Branch::EvdFirst } else { Branch::EvdStale } as i64;
         }
         !sensed
     }
@@ -211,13 +223,17 @@ impl Engine {
             most: self.config.most_damping(),
             target: self.config.tau / self.growth(factor),
         });
-        let certificate = policy::certifies(policy)
-            .then(|| Certificate { target: self.config.tau, kept: 1.0 - self.largest_loss(factor) });
+        let certificate = policy::certifies(policy).then(|| Certificate {
+            target: self.config.tau,
+            kept: 1.0 - self.largest_loss(factor),
+            // NaN, which is less than nothing, for a basis that no QR step gave.
+            orthogonality: self.records[factor].gauges.orthogonality.max(0.0),
+        });
         SenseOrder {
             factor,
             base: self.damping(factor),
             search,
-            keep_diagonal: policy::adopts_diagonal(policy),
+            keep_diagonal: policy::adopts_diagonal(&self.config),
             certificate,
         }
     }
@@ -229,6 +245,8 @@ impl Engine {
             noise_floor: self.config.noise_floor,
             shift: self.config.negative_eigenvalues == NegativeEigenvalues::Shift,
             has_basis: self.records[factor].has_basis(),
+            polish: soap::polishes(&self.records[factor]),
+            qr: (self.config.refresh_method == RefreshMethod::Qr).then_some(self.config.tau),
             doubled: false,
             fault: self.fault(),
         }
@@ -273,14 +291,7 @@ impl Engine {
     /// is certain.
     fn expect(&mut self, order: &RefreshOrder, pending: &mut Vec<Pending>) -> RedampOrder {
         let factor = order.factor;
-        let none = f64::NAN;
-        let with = |rung| Refreshed {
-            rung,
-            noise_floor: none,
-            eigenvalue_min: none,
-            eigenvalue_max: none,
-            kappa: none,
-        };
+        let with = |rung| Refreshed { rung, ..Refreshed::default() };
         let narrow = self.plan.param_of(factor).statistic == Precision::F32;
         let rung = if order.doubled && narrow { Rung::Double } else { Rung::Chosen };
         let success = self.outcome(order, &with(rung));
@@ -310,11 +321,16 @@ impl Engine {
             Rung::Stale => counters.fallback_stale += 1,
         }
         gauges.kappa = refreshed.kappa;
+        counters.qr_steps += refreshed.qr_steps;
+        counters.qr_fallbacks += i64::from(order.qr.is_some() && !refreshed.by_qr);
         let given_up = refreshed.rung == Rung::Stale;
-        if given_up && order.has_basis {
+        // What QR steps did not bring to τ is still a basis, where nothing else gives one.
+        if given_up && order.has_basis && refreshed.qr_steps == 0 {
             counters.reuse_calls += 1;
         } else {
-            counters.evd_calls += i64::from(!given_up);
+            counters.evd_calls += i64::from(!given_up && !refreshed.by_qr);
+            counters.qr_refreshes += i64::from(refreshed.by_qr);
+            gauges.orthogonality = refreshed.orthogonality;
             counters.last_refresh = self.step_of(factor) as i64;
             counters.has_basis = 1;
             gauges.noise_floor = refreshed.noise_floor;
@@ -322,8 +338,8 @@ impl Engine {
             gauges.eigenvalue_max = refreshed.eigenvalue_max;
         }
         // A certificate speaks of the basis that it was measured in.
-        if policy::certifies(self.config.policy) && !given_up {
-            gauges.gap_bound = 0.0;
+        if policy::certifies(self.config.policy) && (!given_up || refreshed.qr_steps > 0) {
+            gauges.gap_bound = refreshed.bound;
         }
         let damping = if given_up { self.damping_given_up(factor) } else { self.damping(factor) };
         gauges.epsilon = damping.at(gauges.eigenvalue_max);
@@ -344,11 +360,6 @@ impl Engine {
     /// Says what a user should know about a factor whose record has changed.
     pub(super) fn remark(&self, factor: usize, before: &FactorRecord, after: &FactorRecord) {
         let (old, new) = (&before.counters, &after.counters);
-        let plan = &self.plan.factors[factor];
-        let place = || {
-            let name = &self.plan.param_of(factor).spec.name;
-            format!("parameter '{name}', axis {}, side {}", plan.axis, plan.dim)
-        };
         if new.failed_evds > old.failed_evds {
             let what = if new.fallback_double > old.fallback_double {
                 "double precision was used"
@@ -357,15 +368,27 @@ impl Engine {
             } else {
                 "the stale basis is kept with damping epsilon_max"
             };
-            self.warn(&format!("{}: the eigendecomposition failed or was inaccurate; {what}", place()));
-        }
-        let first = old.evd_calls == 0 && new.evd_calls == 1;
-        let floor = after.gauges.noise_floor;
-        if first && floor > self.config.tau && self.plan.preconditioner.senses(&self.config) {
             self.warn(&format!(
-                "{}: rounding alone makes the proxy {floor:.3}, above tau; use statistic_dtype = f64 or a larger epsilon",
-                place()
+                "{}: the eigendecomposition failed or was inaccurate; {what}",
+                self.place(factor)
             ));
         }
+    }
+
+    /// Warns of what keeps the configuration from working, once for each kind.
+    fn diagnose(&mut self) {
+        let found = diagnosis::judge_all(&self.config, self.records.iter());
+        for finding in found.findings.iter().filter(|finding| !self.told.contains(*finding)) {
+            let first = found.first[finding as usize];
+            let place = format!("the first is {}", self.place(first));
+            self.warn(&found.text(&self.config, finding, &self.records[first], Some(&place)));
+        }
+        self.told = self.told.with(found.findings);
+    }
+
+    /// Which factor, for people.
+    fn place(&self, factor: usize) -> String {
+        let (plan, name) = (&self.plan.factors[factor], &self.plan.param_of(factor).spec.name);
+        format!("parameter '{name}', axis {}, side {}", plan.axis, plan.dim)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::plan::{Content, ParamSpec, Plan, Size, SlotId, Sum};
 use super::ports::Verb;
-use super::ranks::{Division, Ranks, Shared};
+use super::ranks::{Division, Ranks, Shared, courier};
 use super::rules::Rules;
 use super::{Clock, Engine, Log};
 use crate::comm::{Comm, agree};
@@ -23,6 +23,9 @@ pub struct Tensors<'a> {
     /// The caller's stream, for devices that have streams.
     pub stream: *mut libc::c_void,
 }
+
+/// Steps ahead within which the next check is looked for.
+const FARTHEST_CHECK: u64 = 1 << 20;
 
 /// What a step came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,12 +85,13 @@ impl Optimizer {
     pub fn with_ranks(
         config: Config,
         specs: Vec<ParamSpec>,
-        comm: Comm,
+        mut comm: Comm,
         allocator: Allocator,
         log: Log,
     ) -> Result<Optimizer> {
+        comm.courier = courier(config.device, allocator)?;
         let copies = || crate::memory::tried(specs.iter().map(ParamSpec::copy), "the parameters");
-        let whole = refuse_devices(&config).and_then(|()| Optimizer::plan_for(&config, copies()?));
+        let whole = copies().and_then(|specs| Optimizer::plan_for(&config, specs));
         let Shared { mut ranks, part } = Ranks::meet(comm, &config, &specs, whole)?;
         let made = Optimizer::with_plan(config, part, allocator, log);
         let (comm, mail) = ranks.post();
@@ -134,7 +138,14 @@ impl Optimizer {
     /// Waits until all work is done. Tells of a step that the device refused meanwhile.
     pub fn synchronize(&mut self) -> Result<()> {
         self.settle()?;
+        self.settle_ranks()?;
         self.deferred.take().map_or(Ok(()), Err)
+    }
+
+    /// Tells of an exchange that only the device knows to have failed.
+    fn settle_ranks(&mut self) -> Result<()> {
+        let Some(ranks) = &mut self.ranks else { return Ok(()) };
+        ranks.settle().inspect_err(|_| self.lost = true)
     }
 
     /// Brings clocks, records and totals up to date with the device.
@@ -160,7 +171,7 @@ impl Optimizer {
     /// The tensors must be valid for the call, disjoint where written, and in the plan's order.
     pub fn step(&mut self, tensors: &Tensors, options: StepOptions) -> Result<Outcome> {
         if let Some(error) = self.deferred.take() {
-            return Err(error);
+            return Err(self.refuse_together(error));
         }
         let begun = Instant::now();
         if self.ranks.is_some() {
@@ -184,6 +195,12 @@ impl Optimizer {
         options: StepOptions,
         ranks: Option<&Ranks>,
     ) -> Result<(Rules, bool)> {
+        self.engine.recording = self.engine.device.is_recording(tensors.stream)?;
+        if !self.engine.recording && self.engine.device.was_recorded() {
+            // Steps may have been taken without the host: the clocks say what is due.
+            self.settle()?;
+            self.deferred.take().map_or(Ok(()), Err)?;
+        }
         let lr = options.lr.unwrap_or(self.engine.config.lr);
         let rules = Rules::new(&self.engine.config, -lr, options.grad_scale);
         let waits = self.place_blocks(tensors, ranks);
@@ -197,7 +214,8 @@ impl Optimizer {
             stream: tensors.stream,
             joint: true,
             strict: self.engine.config.nonfinite == Nonfinite::Error,
-            waits,
+            // Ranks agree before the first write.
+            waits: waits || ranks.is_some(),
         };
         // SAFETY: the state is ours, and the tensors are valid for the call.
         unsafe { self.engine.device.bind(&binding)? };
@@ -280,6 +298,22 @@ impl Optimizer {
             waits = waits || factors.any(due);
         }
         waits
+    }
+
+    /// How many steps come before the next check, if all parameters take part; `u64::MAX` if none is due for long.
+    pub fn plain_steps(&self) -> u64 {
+        let engine = &self.engine;
+        let (mut least, mut last) = (u64::MAX, None);
+        for (factor, record) in engine.plan.factors.iter().zip(&engine.records) {
+            let state = (engine.clocks[factor.block].step, record.has_basis());
+            if !factor.is_preconditioned() || last == Some(state) {
+                continue;
+            }
+            last = Some(state);
+            let is_due = |more: &u64| cadence::is_due(&engine.config, state.0 + more + 1, state.1);
+            least = (0..least.min(FARTHEST_CHECK)).find(is_due).unwrap_or(least);
+        }
+        least
     }
 
     /// Copies a slot of the state out.
@@ -405,7 +439,9 @@ impl Optimizer {
 
     /// The outcome of something that all ranks do, if it is good on every rank.
     pub fn together<T>(&mut self, outcome: Result<T>, doing: &str) -> Result<T> {
+        let settled = self.settle_ranks();
         let Some(ranks) = &mut self.ranks else { return outcome };
+        let outcome = settled.and(outcome);
         let (comm, mail) = ranks.post();
         agree::all_well(comm, mail, outcome, doing)
     }
@@ -452,8 +488,8 @@ impl Optimizer {
     /// Finds what [`Optimizer::step`] would refuse, and changes nothing. A device that works on its own does not
     /// look at the gradients.
     pub fn validate_step(&mut self, tensors: &Tensors, options: StepOptions) -> Result<Outcome> {
-        if let Some(error) = &self.deferred {
-            return Err(error.clone());
+        if let Some(error) = self.deferred.clone() {
+            return Err(self.refuse_together(error));
         }
         if self.ranks.is_some() {
             return self.step_together(tensors, options, true);
@@ -518,14 +554,6 @@ impl Engine {
         self.warn(&format!("{refused} steps skipped: {}", error.message));
         Ok(())
     }
-}
-
-fn refuse_devices(config: &Config) -> Result<()> {
-    if config.device.kind == crate::config::Device::CPU_KIND {
-        return Ok(());
-    }
-    let message = "comm: many ranks share the work on the CPU only in this version; expected device = cpu, or no comm (every rank then does all of the work)";
-    Err(Error::new(Kind::Unsupported, message))
 }
 
 fn check_specs(config: &Config, specs: &[ParamSpec]) -> Result<()> {

@@ -25,6 +25,7 @@ use crate::device::gpu::Gpu;
 use crate::device::{Device, INFO_IDLE, INFO_NOT_FINITE, Inspection, Readback};
 use crate::error::{Error, Result};
 use crate::memory::{Allocator, Counted, boxed, filled, listed};
+use crate::preconditioner::diagnosis::Findings;
 use crate::preconditioner::{FactorRecord, policy};
 use plan::Plan;
 use rules::Rules;
@@ -54,12 +55,16 @@ pub struct Engine {
     records: Vec<FactorRecord>,
     /// Which blocks take part in the step under way.
     takes_part: Vec<bool>,
+    /// The step under way is recorded, not taken.
+    recording: bool,
     /// The state is the caller's: clocks and records have to be read in every call.
     borrowed: bool,
     readback: Readback,
     lists: check::Lists,
     bases: Vec<bool>,
     totals: Totals,
+    /// Findings that were told.
+    told: Findings,
     log: Log,
 }
 
@@ -67,7 +72,7 @@ impl Engine {
     /// An engine for `plan` on the configuration's device; without an allocator, state and workspace are borrowed.
     fn new(config: Config, plan: Plan, allocator: Option<Allocator>, log: Log) -> Result<Engine> {
         let plan = Counted::new(plan, "the plan")?;
-        let keeps_diagonals = policy::adopts_diagonal(config.policy);
+        let keeps_diagonals = policy::adopts_diagonal(&config);
         let device: Box<dyn Device> = match config.device.kind {
             Place::CPU_KIND => {
                 let threads = config.num_threads as usize;
@@ -82,6 +87,7 @@ impl Engine {
             clocks: filled(Clock::START, plan.blocks.len(), "the clocks")?,
             records: first_records(&plan)?,
             takes_part: filled(false, plan.blocks.len(), "the clocks")?,
+            recording: false,
             borrowed: allocator.is_none(),
             readback: Readback::with_room(plan.blocks.len(), plan.factors.len())?,
             lists: check::Lists::with_room(
@@ -90,6 +96,7 @@ impl Engine {
             )?,
             bases: filled(false, plan.stacks.len(), "the clocks")?,
             totals: Totals::default(),
+            told: Findings::default(),
             config,
             plan,
             device,
@@ -110,12 +117,15 @@ impl Engine {
     /// First part of a step: advances the clocks of the blocks that take part, and adds their gradients to the
     /// statistics. Comes after `inspect`.
     fn accumulate(&mut self, rules: &Rules) -> Result<()> {
-        self.totals.steps += 1;
+        self.totals.steps += u64::from(!self.recording);
         let knows_the_step = !self.borrowed || self.device.is_synchronous();
         if self.fault() == InjectFault::Panic && knows_the_step {
             panic!("injected fault: panic");
         }
         self.timed(Verb::Accumulate, |this| this.device.accumulate(rules))?;
+        if self.recording {
+            return Ok(());
+        }
         for (clock, takes_part) in self.clocks.iter_mut().zip(&self.takes_part) {
             // What the device did, or will report in a readback that it could not do.
             *clock = if *takes_part { rules.tick(*clock).clock } else { *clock };
@@ -128,7 +138,9 @@ impl Engine {
         let (plan, records) = (&self.plan, &self.records);
         for (basis, stack) in self.bases.iter_mut().zip(&plan.stacks) {
             let mut factors = stack.blocks.iter().flat_map(|block| plan.blocks[*block].factors.clone());
-            *basis = factors.any(|factor| self.borrowed || records[factor].has_basis());
+            // A recorded step may be taken when there is one.
+            let unknown = self.borrowed || self.recording;
+            *basis = factors.any(|factor| unknown || records[factor].has_basis());
         }
         self.timed(Verb::Apply, |this| this.device.apply(rules, &this.bases))
     }
@@ -145,6 +157,7 @@ impl Engine {
                 self.remark(factor, before, after);
             }
         }
+        self.totals.steps += known.replayed;
         self.clocks.copy_from_slice(&known.clocks);
         // A call that uses no records brings none.
         if !known.records.is_empty() {

@@ -2,7 +2,9 @@
 
 use super::Optimizer;
 use crate::device::Footprint;
-use crate::preconditioner::Counters;
+use crate::error::Result;
+use crate::preconditioner::diagnosis::{self, Diagnosis, Findings};
+use crate::preconditioner::{Counters, FactorRecord};
 
 /// The verbs whose time is kept.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +45,10 @@ pub struct Summary {
     pub counters: Counters,
     /// What the device occupies.
     pub footprint: Footprint,
+    /// Steps before the next check.
+    pub plain_steps: u64,
+    /// What is wrong.
+    pub findings: Findings,
 }
 
 impl Optimizer {
@@ -66,7 +72,31 @@ impl Optimizer {
             sum.bound_average += c.bound_average;
             sum.bound_spectral += c.bound_spectral;
             sum.bound_sandwich += c.bound_sandwich;
+            sum.qr_steps += c.qr_steps;
+            sum.qr_refreshes += c.qr_refreshes;
+            sum.qr_fallbacks += c.qr_fallbacks;
         }
-        Summary { totals: self.engine.totals, counters: sum, footprint: self.engine.device.footprint() }
+        Summary {
+            totals: self.engine.totals,
+            counters: sum,
+            footprint: self.engine.device.footprint(),
+            plain_steps: self.plain_steps(),
+            findings: self.diagnosis().findings,
+        }
+    }
+
+    /// What is wrong with the configuration, as far as the factors show it.
+    pub fn diagnosis(&self) -> Diagnosis {
+        diagnosis::judge_all(self.config(), self.records().iter())
+    }
+
+    /// The same in words, one line for each finding, with the option to change and a value to try.
+    pub fn diagnosis_text(&self) -> Result<String> {
+        self.diagnosis().lines(self.config(), |factor| self.records()[factor])
+    }
+
+    /// What is wrong with one factor.
+    pub fn findings(&self, record: &FactorRecord) -> Findings {
+        diagnosis::judge(self.config(), record)
     }
 }

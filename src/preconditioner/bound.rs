@@ -80,10 +80,33 @@ impl<'a> Coupling<'a> {
         let root = whole.then(|| p.round() as u32);
         let (numbers, halves) = room.split_at_mut(a.len());
         for ((a, number), half) in a.iter().zip(&mut *numbers).zip(&mut *halves) {
-            *number = if whole { a.powf(exponent) } else { a.ln() };
-            *half = if whole { number.powf(0.5 * p.round() - 1.0) } else { a.powf(-0.5 * exponent) };
+            // Roots are far cheaper than powers, which matter for small factors.
+            (*number, *half) = match root {
+                Some(2) => (a.sqrt(), 1.0),
+                Some(4) => (a.sqrt().sqrt(), a.sqrt().sqrt()),
+                Some(p) => (a.powf(exponent), a.powf(exponent).powf(0.5 * f64::from(p) - 1.0)),
+                None => (a.ln(), a.powf(-0.5 * exponent)),
+            };
         }
         Coupling { numbers, halves, exponent, root }
+    }
+
+    /// How many eigenvalues there are.
+    pub fn side(&self) -> usize {
+        self.numbers.len()
+    }
+
+    /// `column` becomes C_ij for i = `from`, `from` + 1, ….
+    #[inline(always)]
+    pub fn column(&self, from: usize, j: usize, column: &mut [f64]) {
+        let (numbers, y) = (&self.numbers[from..], self.numbers[j]);
+        let pairs = column.iter_mut().zip(numbers);
+        // The common roots without a choice per pair, so that they are computed in vectors.
+        match self.root {
+            Some(2) => pairs.for_each(|(c, x)| *c = 1.0 / (x + y)),
+            Some(4) => pairs.for_each(|(c, x)| *c = x * y / ((x + y) * (x * x + y * y))),
+            _ => column.iter_mut().enumerate().for_each(|(k, c)| *c = self.at(from + k, j)),
+        }
     }
 
     /// C_ij. With x = a^(1/p) it is (x_i x_j)^(p/2−1) / Σ_k x_i^(p−1−k) x_j^k.

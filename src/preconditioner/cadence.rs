@@ -8,6 +8,26 @@ use crate::config::{Cadence, Config, RefreshSchedule};
 
 /// Whether the factors of a parameter are checked at its step `t` (from 1).
 pub fn is_check(config: &Config, t: u64) -> bool {
+    on_schedule(config, t) || is_correction(config, t)
+}
+
+/// Whether factors are refreshed at step `t` whatever is found: on the schedule, where other checks correct.
+pub fn is_forced(config: &Config, t: u64) -> bool {
+    config.correction_period > 0 && on_schedule(config, t)
+}
+
+fn is_correction(config: &Config, t: u64) -> bool {
+    let Some(period) = u64::try_from(config.correction_period).ok().filter(|period| *period > 0) else {
+        return false;
+    };
+    match config.cadence {
+        Cadence::Paper => (t - 1).is_multiple_of(period),
+        Cadence::Reference => t > config.first_check() && t.is_multiple_of(period),
+    }
+}
+
+/// Whether step `t` is on the schedule.
+fn on_schedule(config: &Config, t: u64) -> bool {
     match config.cadence {
         Cadence::Paper => t == 1 || is_scheduled(config, t - 1),
         Cadence::Reference => {
@@ -124,6 +144,24 @@ mod tests {
         assert_eq!(checks(&config, 50), [1, 2, 3, 4, 6, 9, 13, 19, 28, 42]);
         let reference = Config { cadence: Cadence::Reference, refresh_growth: 2.0, ..config };
         assert_eq!(checks(&reference, 40), [1, 2, 4, 8, 16, 32]);
+    }
+
+    #[test]
+    fn corrections_lie_between_the_refreshes_of_the_schedule() {
+        let config = Config {
+            refresh_schedule: RefreshSchedule::Geometric,
+            refresh_growth: 3.0,
+            correction_period: 5,
+            ..Config::reference()
+        };
+        let forced = |config: &Config| (1..=30).filter(|t| is_forced(config, *t)).collect::<Vec<u64>>();
+        assert_eq!(checks(&config, 30), [1, 3, 5, 9, 10, 15, 20, 25, 27, 30]);
+        assert_eq!(forced(&config), [1, 3, 9, 27]);
+        let late = Config { start_step: 12, ..config.clone() };
+        assert_eq!((checks(&late, 30), forced(&late)), (vec![12, 15, 20, 25, 27, 30], vec![12, 27]));
+        let paper = Config { cadence: Cadence::Paper, ..config.clone() };
+        assert_eq!(checks(&paper, 30), [1, 2, 4, 6, 10, 11, 16, 21, 26, 28]);
+        assert!(forced(&Config { correction_period: 0, ..config }).is_empty());
     }
 
     #[test]

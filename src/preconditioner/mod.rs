@@ -4,6 +4,7 @@
 pub mod bound;
 pub mod cadence;
 pub mod damping;
+pub mod diagnosis;
 pub mod policy;
 pub mod shampoo;
 pub mod soap;
@@ -102,10 +103,17 @@ impl Preconditioner {
         *self == Preconditioner::Shampoo
     }
 
+    /// Whether a factor's last decomposition failed, so that a device that climbs one rung per check tries the next.
+    /// SOAP decomposes only until there is a first basis; a power iteration that fails is the same again.
+    pub fn decomposes_again(&self, record: &FactorRecord) -> bool {
+        let wants = *self == Preconditioner::Shampoo || record.counters.evd_calls == 0;
+        wants && record.refresh_failed()
+    }
+
     /// Whether a factor with a basis is measured before it is decided about.
     pub fn senses(&self, config: &Config) -> bool {
         match self {
-            Preconditioner::Shampoo => policy::senses(config.policy),
+            Preconditioner::Shampoo => policy::senses(config),
             Preconditioner::Soap(_) => soap::senses(config),
         }
     }
@@ -195,6 +203,8 @@ part! {
         eigenvalue_max,
         /// κ of the last check: how far the statistic is from diagonal in SOAP's basis.
         kappa,
+        /// ‖QᵀQ − I‖ of a basis that QR steps gave, as sign vectors see it.
+        orthogonality,
     }
 }
 
@@ -241,6 +251,12 @@ part! {
         bound_spectral,
         /// Reuses certified by the sandwich.
         bound_sandwich,
+        /// Steps Q ← qr(A·Q).
+        qr_steps,
+        /// Refreshes that such steps gave.
+        qr_refreshes,
+        /// Refreshes by an eigendecomposition because such steps did not suffice.
+        qr_fallbacks,
     }
 }
 
@@ -271,6 +287,7 @@ impl FactorRecord {
                 eigenvalue_min: none,
                 eigenvalue_max: none,
                 kappa: none,
+                orthogonality: none,
             },
             counters: Counters::default(),
         }
@@ -306,7 +323,9 @@ impl FactorRecord {
         let refreshes = [Branch::EvdFirst, Branch::EvdStale, Branch::EvdCap, Branch::EvdThreshold];
         let counters = &self.counters;
         let asked = refreshes.iter().any(|branch| *branch as i64 == counters.branch);
-        asked && (counters.last_refresh != counters.last_check || counters.evd_calls == 0)
+        asked
+            && (counters.last_refresh != counters.last_check
+                || counters.evd_calls + counters.qr_refreshes == 0)
     }
 }
 

@@ -63,9 +63,13 @@ pub enum Action {
     Refresh,
 }
 
-/// Whether a policy looks at the factor before it decides.
-pub fn senses(policy: Policy) -> bool {
-    !matches!(policy, Policy::Stale | Policy::GraftingOnly)
+/// Whether the policy looks at a factor before it decides.
+pub fn senses(config: &Config) -> bool {
+    match config.policy {
+        Policy::Stale => config.correction_period > 0,
+        Policy::GraftingOnly => false,
+        _ => true,
+    }
 }
 
 /// Whether a policy looks for a damping of its own, which depends on the factor's age.
@@ -73,9 +77,12 @@ pub fn searches(policy: Policy) -> bool {
     policy == Policy::FoamCertified
 }
 
-/// Whether a policy may take the sensed diagonal as spectrum.
-pub fn adopts_diagonal(policy: Policy) -> bool {
-    matches!(policy, Policy::DiagonalResidual | Policy::Sandwich)
+/// Whether the policy may take the sensed diagonal as spectrum.
+pub fn adopts_diagonal(config: &Config) -> bool {
+    match config.policy {
+        Policy::Stale => config.correction_period > 0,
+        policy => matches!(policy, Policy::DiagonalResidual | Policy::Sandwich),
+    }
 }
 
 /// Whether a policy asks for a proven bound of the gap after a correction of the spectrum.
@@ -102,8 +109,13 @@ pub fn decide(
     let base = damping.at(sensed.ends.1);
     let cap = config.most_damping().at(sensed.ends.1);
     let current = base.max(record.gauges.epsilon);
-    if config.policy == Policy::DiagonalResidual {
-        return decide_residual(config, record, sensed, base);
+    match config.policy {
+        // On the schedule a stale factor is refreshed unseen: this is a check in between.
+        Policy::Stale => return decide_residual(record, sensed, base, f64::INFINITY),
+        Policy::DiagonalResidual => {
+            return decide_residual(record, sensed, base, config.residual_threshold);
+        }
+        _ => {}
     }
     let proxy = sensed.relative_change * sensed.alpha * exponent;
     let gauges = &mut record.gauges;
@@ -162,7 +174,8 @@ fn decide_certified(
 
 fn decide_sandwich(config: &Config, record: &mut FactorRecord, sensed: &Sensed, base: f64) -> Action {
     let (bound, rule) = sensed.bound;
-    record.gauges.gap_bound = bound;
+    // What exceeded τ is a lower bound, and says nothing of the gap if the refresh fails.
+    record.gauges.gap_bound = if rule == BoundRule::Exceeded { f64::INFINITY } else { bound };
     let counters = &mut record.counters;
     // Written so that a bound that is not a number refreshes.
     if bound <= config.tau {
@@ -188,11 +201,11 @@ fn correct(record: &mut FactorRecord, sensed: &Sensed, base: f64, branch: Branch
     Action::Reuse { epsilon: base, adopt_diagonal: true }
 }
 
-fn decide_residual(config: &Config, record: &mut FactorRecord, sensed: &Sensed, base: f64) -> Action {
+fn decide_residual(record: &mut FactorRecord, sensed: &Sensed, base: f64, threshold: f64) -> Action {
     record.gauges.residual = sensed.residual;
     record.counters.residual_calls += 1;
     // Written so that a residual that is not a number refreshes.
-    if sensed.residual <= config.residual_threshold {
+    if sensed.residual <= threshold {
         correct(record, sensed, base, Branch::ReuseSame)
     } else {
         refresh(record, Branch::EvdThreshold)

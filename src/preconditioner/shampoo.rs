@@ -10,7 +10,7 @@ use crate::memory::push;
 use crate::tensor::Precision;
 
 /// Statistic, basis, spectrum and inverse root of every axis, and the spectrum of the last refresh where the policy
-/// needs it; kind by kind, axis by axis.
+/// needs it (after QR steps: numbers that diag(·) of them is a lower bound of QᵀAQ); kind by kind, axis by axis.
 pub fn arrays(
     config: &Config,
     dims: &[usize],

@@ -90,6 +90,11 @@ impl Soap {
     }
 }
 
+/// Whether the next refresh of a factor makes its basis orthonormal again.
+pub fn polishes(record: &FactorRecord) -> bool {
+    (record.counters.evd_calls + 1) % POLISH_PERIOD == 0
+}
+
 /// Whether κ decides about a refresh, so that it has to be known before.
 pub fn senses(config: &Config) -> bool {
     config.refresh_schedule == RefreshSchedule::Kappa
@@ -110,7 +115,13 @@ pub fn decide(config: &Config, record: &mut FactorRecord, sensed: &Sensed) -> Ac
 }
 
 /// Diagonal entries below this share of the largest count as this much.
-const FLOOR: f64 = 1e-6;
+pub const FLOOR: f64 = 1e-6;
+
+/// Keeps a division by a zero root mean square finite (the authors' code has the same constant).
+pub const TINY_RMS: f64 = 1e-30;
+
+/// Q ← Q·Z multiplies rounding errors: at every so many refreshes the basis is made orthonormal again.
+const POLISH_PERIOD: i64 = 16;
 
 /// κ of a statistic H = QᵀAQ in its basis: with s = diag H, a = s + 10⁻⁶·max s, C_ij = H_ij/√(a_i a_j),
 /// κ² = (1/n) Σ_{i<j} C_ij²·(a_i + a_j)/(√a_i + √a_j)².

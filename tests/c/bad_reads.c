@@ -26,6 +26,41 @@ static void statistics(model *m) {
     CHECK(items[0].struct_size == 0x5a5a5a5a);
 }
 
+static void diagnoses(model *m) {
+    foam_factor_info items[ROOM];
+    foam_config config;
+    char text[512];
+    size_t count = 0, needed = 77;
+    uint64_t findings = 77;
+    REFUSED(m, FOAM_INVALID_ARGUMENT, "NULL", foam_diagnosis(NULL, text, sizeof text, &needed, &m->error));
+    REFUSED(m, FOAM_INVALID_ARGUMENT, "text|NULL|capacity = 9",
+            foam_diagnosis(m->optimizer, NULL, 9, &needed, &m->error));
+    CHECK(needed == 77);
+    OK(&m->error, foam_diagnosis(m->optimizer, text, sizeof text, &needed, &m->error));
+    CHECK(needed == 1 && text[0] == 0);
+
+    OK(&m->error, foam_factor_stats(m->optimizer, items, sizeof items[0], ROOM, &count, &m->error));
+    OK(&m->error, foam_config_init(&config, sizeof config, NULL, &m->error));
+#define DIAGNOSE(config, items, size, count, text, capacity)                                                 \
+    foam_diagnose(config, items, size, count, &findings, text, capacity, &needed, &m->error)
+    REFUSED(m, FOAM_INVALID_ARGUMENT, "config|NULL", DIAGNOSE(NULL, items, sizeof items[0], count, NULL, 0));
+    REFUSED(m, FOAM_INVALID_ARGUMENT, "foam_factor_info|NULL",
+            DIAGNOSE(&config, NULL, sizeof items[0], count, NULL, 0));
+    REFUSED(m, FOAM_INVALID_ARGUMENT, "item_size = 3", DIAGNOSE(&config, items, 3, count, NULL, 0));
+    REFUSED(m, FOAM_INVALID_ARGUMENT, "text|NULL", DIAGNOSE(&config, items, sizeof items[0], count, NULL, 8));
+    CHECK(findings == 77);
+    OK(&m->error, DIAGNOSE(&config, NULL, 0, 0, NULL, 0));
+    CHECK(findings == 0 && needed == 1);
+    for (size_t i = 0; i < count; i++) items[i].checks = items[i].evd_calls = 20, items[i].noise_floor = 0;
+    OK(&m->error, DIAGNOSE(&config, items, sizeof items[0], count, text, sizeof text));
+    CHECK(findings & FOAM_FINDING_ALWAYS_REFRESHES && items[0].findings & FOAM_FINDING_ALWAYS_REFRESHES);
+    CHECK(needed == strlen(text) + 1 && strstr(text, "always_refreshes: ") && strstr(text, "try tau = 1"));
+    /* A caller with a shorter struct gets no findings of its factors, but those of all. */
+    findings = 77, items[0].findings = 77;
+    OK(&m->error, DIAGNOSE(&config, items, offsetof(foam_factor_info, findings), 1, text, 5));
+    CHECK(findings & FOAM_FINDING_ALWAYS_REFRESHES && items[0].findings == 77 && strcmp(text, "alwa") == 0);
+}
+
 #define READ(m, status, says, param, block, axis, what, values, capacity, count)                             \
     REFUSED(                                                                                                 \
         m, status, says,                                                                                     \
@@ -104,6 +139,7 @@ int main(void) {
     model m;
     model_start(&m, 7);
     statistics(&m);
+    diagnoses(&m);
     factors(&m);
     gaps(&m);
     model_close(&m);

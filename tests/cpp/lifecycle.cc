@@ -95,6 +95,19 @@ static void the_statistics_add_up() {
     EXPECT(stats.evd_calls + stats.reuse_calls == stats.checks && stats.checks > 0);
     EXPECT(stats.evd_rate() == static_cast<double>(stats.evd_calls) / static_cast<double>(stats.checks));
 
+    EXPECT(stats.findings == 0 && run.optimizer.diagnosis().empty());
+    std::vector<float> weight(96, 1.0f), grad(96);
+    std::vector<std::string> said;
+    auto strict = foam::Config().check_period(1).tau(1e-3).beta2(0.9).log(
+        [&](foam::LogLevel, std::string_view line) { said.emplace_back(line); });
+    foam::Optimizer busy(strict, {{"weight", {12, 8}}});
+    for (int t = 0; t < 30; t++) {
+        for (size_t i = 0; i < grad.size(); i++) grad[i] = float((i * 37 + size_t(t) * 61) % 23) - 11.0f;
+        busy.step({{weight.data(), {12, 8}}}, {{grad.data(), {12, 8}}});
+        EXPECT((busy.stats().findings == FOAM_FINDING_ALWAYS_REFRESHES) == (t >= 19));
+    }
+    EXPECT(busy.diagnosis().find("always_refreshes: 2 of 2 factors: 30 eigendecompositions") == 0);
+    EXPECT(said.size() == 1 && said[0].find("try tau = ") != std::string::npos);
     const std::vector<foam::FactorStats> factors = run.optimizer.factor_stats();
     EXPECT(factors.size() == stats.factors);
     uint64_t checks = 0;

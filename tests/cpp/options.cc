@@ -68,6 +68,7 @@ static void every_option_by_type() {
     OPTION(inject_fault, foam::Fault::evd_all, "evd_all");
     OPTION(inject_fault_step, 9, "9");
     OPTION(preconditioner, foam::Preconditioner::soap, "soap");
+    OPTION(refresh_method, foam::RefreshMethod::qr, "qr");
     OPTION(soap_form, foam::SoapForm::in_basis, "in_basis");
     OPTION(refresh_schedule, foam::RefreshSchedule::geometric, "geometric");
     OPTION(epsilon_mode, foam::EpsilonMode::relative, "relative");
@@ -79,6 +80,7 @@ static void every_option_by_type() {
     OPTION(front_steps, 77, "77");
     OPTION(refresh_growth, 2.5, "2.5");
     OPTION(kappa_threshold, 0.25, "0.25");
+    OPTION(correction_period, 7, "7");
     option(seen, "device", "cuda:2", [](foam::Config &config) {
         config.device(foam::DeviceType::cuda, 2);
         EXPECT(config.device().device_type == FOAM_DEVICE_CUDA && config.device().device_id == 2);
@@ -124,6 +126,8 @@ static void every_choice_by_name() {
     CHOICE(inject_fault, Fault, evd_all);
     CHOICE(preconditioner, Preconditioner, shampoo);
     CHOICE(preconditioner, Preconditioner, soap);
+    CHOICE(refresh_method, RefreshMethod, evd);
+    CHOICE(refresh_method, RefreshMethod, qr);
     CHOICE(soap_form, SoapForm, exact);
     CHOICE(soap_form, SoapForm, in_basis);
     CHOICE(refresh_schedule, RefreshSchedule, fixed);

@@ -1,30 +1,36 @@
 //! What a step on a CUDA device costs, counted by the simulator: launches, waits of the host, allocations, copies.
 //! No time is claimed; these are the numbers by which a GPU step can be judged without a GPU.
 
+use crate::graph::Captured;
 use crate::simulated;
-use crate::simulated::{count, set_capturing, simulated_with};
+use crate::simulated::{count, simulated_with};
+use crate::stack::Calls;
 use crate::support::gpu::Gpu;
 use crate::support::model::{Model, Spec, configuration};
 use crate::support::random::Random;
+use crate::support::stack::Shape;
 use crate::support::tensor::Dtype;
+use cudarc::driver::sys;
 use foam::abi::*;
+use std::cell::RefCell;
 use std::ffi::c_void;
 use std::mem::{MaybeUninit, size_of};
 use std::ptr::null_mut;
 
 /// What is counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Cost {
-    kernels: u64,
-    products: u64,
-    solvers: u64,
-    waits: u64,
-    allocations: u64,
-    copies: u64,
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    pub kernels: u64,
+    pub products: u64,
+    pub solvers: u64,
+    pub waits: u64,
+    pub allocations: u64,
+    pub copies: u64,
+    pub graphs: u64,
 }
 
 impl Cost {
-    fn now() -> Cost {
+    pub fn now() -> Cost {
         let sum = |names: &[&str]| names.iter().map(|name| count(name)).sum();
         Cost {
             kernels: count("kernel_launches"),
@@ -33,10 +39,23 @@ impl Cost {
             waits: sum(&["host_syncs", "implicit_syncs"]),
             allocations: sum(&["allocs", "host_allocs"]),
             copies: sum(&["h2d_copies", "d2h_copies", "d2d_copies"]),
+            graphs: count("graph_launches"),
         }
     }
 
-    fn since(self, before: Cost) -> Cost {
+    pub fn plus(self, other: Cost) -> Cost {
+        Cost {
+            kernels: self.kernels + other.kernels,
+            products: self.products + other.products,
+            solvers: self.solvers + other.solvers,
+            waits: self.waits + other.waits,
+            allocations: self.allocations + other.allocations,
+            copies: self.copies + other.copies,
+            graphs: self.graphs + other.graphs,
+        }
+    }
+
+    pub fn since(self, before: Cost) -> Cost {
         Cost {
             kernels: self.kernels - before.kernels,
             products: self.products - before.products,
@@ -44,22 +63,27 @@ impl Cost {
             waits: self.waits - before.waits,
             allocations: self.allocations - before.allocations,
             copies: self.copies - before.copies,
+            graphs: self.graphs - before.graphs,
         }
     }
 }
 
 /// A model whose parameters and gradients stay on the device, as a trainer's do.
-struct Trainer {
-    model: Model,
+pub struct Trainer {
+    pub model: Model,
     shapes: Vec<Vec<i64>>,
     params: Vec<u64>,
-    grads: Vec<u64>,
+    pub grads: RefCell<Vec<u64>>,
 }
 
 impl Trainer {
-    fn new(specs: &[Spec], options: &str) -> Trainer {
-        let options = format!("device=cuda:0 check_period=4 beta2=0.9 epsilon=1e-3 epsilon_max=1 {options}");
-        let config = configuration("reference", &options).unwrap();
+    pub fn new(specs: &[Spec], options: &str) -> Trainer {
+        Trainer::of("reference", specs, &format!("epsilon=1e-3 epsilon_max=1 {options}"))
+    }
+
+    pub fn of(preset: &str, specs: &[Spec], options: &str) -> Trainer {
+        let options = format!("device=cuda:0 check_period=4 beta2=0.9 {options}");
+        let config = configuration(preset, &options).unwrap();
         let mut model = Model::create(&config, specs).unwrap();
         let mut random = Random::new(3);
         let gpu: &mut Gpu = model.gpu.as_mut().unwrap();
@@ -70,7 +94,7 @@ impl Trainer {
         let params = specs.iter().enumerate().map(|(i, spec)| put(2 * i, spec)).collect();
         let grads = specs.iter().enumerate().map(|(i, spec)| put(2 * i + 1, spec)).collect();
         let shapes = specs.iter().map(|spec| spec.shape.clone()).collect();
-        Trainer { model, shapes, params, grads }
+        Trainer { model, shapes, params, grads: RefCell::new(grads) }
     }
 
     fn tensors(&self, addresses: &[u64]) -> Vec<foam_tensor> {
@@ -88,7 +112,12 @@ impl Trainer {
 
     /// One step, and what it cost; the status and message of one that fails.
     fn try_step(&self, lr: f64) -> Result<Cost, (i32, String)> {
-        let (params, grads) = (self.tensors(&self.params), self.tensors(&self.grads));
+        self.try_step_on(lr, self.model.gpu.as_ref().unwrap().stream())
+    }
+
+    /// The same on any stream.
+    pub fn try_step_on(&self, lr: f64, stream: *mut c_void) -> Result<Cost, (i32, String)> {
+        let (params, grads) = (self.tensors(&self.params), self.tensors(&self.grads.borrow()));
         let mut args = MaybeUninit::<foam_step_args>::uninit();
         let mut error = foam_error::new();
         // SAFETY: a struct of the size that is passed, and tensors that stay for the call.
@@ -96,7 +125,7 @@ impl Trainer {
             foam_step_args_init(args.as_mut_ptr(), size_of::<foam_step_args>() as u32, &mut error);
             let mut args = args.assume_init();
             (args.count, args.params, args.grads) = (params.len(), params.as_ptr(), grads.as_ptr());
-            (args.lr, args.stream) = (lr, self.model.gpu.as_ref().unwrap().stream());
+            (args.lr, args.stream) = (lr, stream);
             let before = Cost::now();
             let status = foam_step(self.model.handle(), &args, &mut error);
             let cost = Cost::now().since(before);
@@ -104,62 +133,225 @@ impl Trainer {
         }
     }
 
-    fn step(&self) -> Cost {
+    pub fn step(&self) -> Cost {
         self.try_step(1e-3).unwrap()
     }
 }
 
-fn equal(count: usize, shape: &[i64]) -> Vec<Spec> {
+pub fn equal(count: usize, shape: &[i64]) -> Vec<Spec> {
     (0..count).map(|i| Spec::new(&format!("p{i}"), shape).of(Dtype::F32)).collect()
 }
 
-/// A plain step, a check that only senses, and one that refreshes.
-fn costs(specs: &[Spec]) -> [Cost; 3] {
-    let trainer = Trainer::new(specs, "merge_dims=false tau=1e6");
+/// The kinds of steps that are counted.
+pub const STEPS: [&str; 4] = ["plain", "check, reuse", "check, refresh", "plain, replayed"];
+
+/// A plain step, a check that only senses, one that refreshes, and a plain one replayed from a graph, of one native
+/// optimizer per list of parameters.
+pub fn costs(groups: &[Vec<Spec>]) -> [Cost; 4] {
+    let all = |options: &str| -> Vec<Trainer> {
+        groups.iter().map(|specs| Trainer::new(specs, &format!("merge_dims=false {options}"))).collect()
+    };
+    let step =
+        |trainers: &[Trainer]| trainers.iter().fold(Cost::default(), |sum, trainer| sum.plus(trainer.step()));
+    let trainers = all("tau=1e6");
+    (0..5).for_each(|_| {
+        step(&trainers);
+    });
+    let plain = step(&trainers);
+    let other_rate = trainers.iter().map(|trainer| trainer.try_step(0.5e-3).unwrap());
+    assert_eq!(
+        other_rate.fold(Cost::default(), Cost::plus),
+        plain,
+        "another learning rate makes no difference"
+    );
+    let sensing = step(&trainers);
+    let eager = all("policy=stale");
+    (0..7).for_each(|_| {
+        step(&eager);
+    });
+    let refreshing = step(&eager);
+    let graphs: Vec<Captured> = eager.iter().map(Captured::step).collect();
+    let replayed = graphs.iter().fold(Cost::default(), |sum, graph| sum.plus(graph.replay()));
+    [plain, sensing, refreshing, replayed]
+}
+
+/// The first three steps through XLA's handlers, one stack per shape. As in JAX, the check is called where one is due.
+fn handler_costs(shapes: &[[i64; 2]], blocks: usize) -> [Cost; 3] {
+    let run = |options: &str| -> [Cost; 2] {
+        let mut sums = [Cost::default(); 2];
+        for dims in shapes {
+            let mut calls = Calls::new(
+                "reference",
+                &format!("{options} epsilon_max=1"),
+                Shape::new(dims, blocks, Dtype::F32),
+            );
+            let elements = blocks * (dims[0] * dims[1]) as usize;
+            let (mut random, active) = (Random::new(3), vec![1; blocks]);
+            let values: Vec<f32> = random.normals(elements).iter().map(|x| *x as f32).collect();
+            for step in 1..=8 {
+                calls.step(&values, &values, &active);
+                let [accumulate, check, apply] = calls.spent;
+                if step == 6 {
+                    sums[0] = sums[0].plus(accumulate).plus(apply);
+                } else if step == 8 {
+                    sums[1] = sums[1].plus(accumulate).plus(check).plus(apply);
+                }
+            }
+        }
+        sums
+    };
+    let ([plain, sensing], [again, refreshing]) = (run("tau=1e6"), run("policy=stale"));
+    assert_eq!(plain, again);
+    [plain, sensing, refreshing]
+}
+
+/// Shapes whose sides all differ, so that nothing is shared between them.
+fn different(count: usize) -> Vec<[i64; 2]> {
+    (0..count as i64).map(|i| [3 + i, 13 + i]).collect()
+}
+
+/// One list of parameters with `blocks` blocks of each shape.
+fn of_each(shapes: &[[i64; 2]], blocks: usize) -> Vec<Spec> {
+    let named = shapes.iter().enumerate().flat_map(|(s, dims)| (0..blocks).map(move |b| (s, b, dims)));
+    named.map(|(s, b, dims)| Spec::new(&format!("p{s}.{b}"), dims).of(Dtype::F32)).collect()
+}
+
+fn print_costs(through: &str, shapes: usize, costs: &[Cost]) {
+    for (name, c) in STEPS.iter().zip(costs) {
+        println!(
+            "| {through} | {shapes} | {name} | {} | {} | {} | {} | {} | {} | {} |",
+            c.graphs, c.kernels, c.products, c.solvers, c.waits, c.allocations, c.copies
+        );
+    }
+}
+
+/// A plain step neither waits nor allocates; a check waits once per native optimizer or stack.
+fn is_frugal(costs: &[Cost], optimizers: u64, copies: u64) {
+    let [plain, sensing, refreshing, ..] = costs else { panic!("three kinds of steps at least") };
+    assert_eq!((plain.waits, plain.allocations, plain.copies, plain.solvers), (0, 0, copies, 0));
+    assert_eq!((sensing.waits, sensing.allocations, sensing.solvers), (optimizers, 0, 0));
+    assert_eq!((refreshing.waits, refreshing.allocations), (optimizers, 0));
+    assert!(refreshing.solvers > 0);
+    for replayed in &costs[3..] {
+        assert_eq!(*replayed, Cost { graphs: optimizers, ..Cost::default() });
+    }
+}
+
+/// The counts for one block of each shape, and for 10 and 100 blocks in all, which must be one and the same.
+fn whatever_the_blocks<const N: usize>(shapes: usize, count: impl Fn(usize) -> [Cost; N]) -> [Cost; N] {
+    let one = count(1);
+    for blocks in [10usize, 100].map(|all| all.div_ceil(shapes)) {
+        assert_eq!(count(blocks), one, "{blocks} blocks of each shape cost another number of calls than one");
+    }
+    one
+}
+
+#[test]
+fn a_step_costs_the_same_for_one_block_and_for_a_hundred() {
+    simulated_with(&["eager"], &[], || {
+        // The harness has begun a line.
+        println!();
+        println!(
+            "| through | shapes | step | graphs | kernels | cuBLAS | cuSOLVER | host waits | allocations | copies |"
+        );
+        println!("| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
+        for count in [1, 3, 9] {
+            let shapes = different(count);
+            let handle = whatever_the_blocks(count, |blocks| costs(&[of_each(&shapes, blocks)]));
+            is_frugal(&handle, 1, 0);
+            print_costs("one optimizer", count, &handle);
+        }
+        for count in [3, 9] {
+            let shapes = different(count);
+            let group = count / 3;
+            let groups = whatever_the_blocks(count, |blocks| {
+                costs(&shapes.chunks(group).map(|own| of_each(own, blocks)).collect::<Vec<_>>())
+            });
+            is_frugal(&groups, 3, 0);
+            print_costs("three optimizers", count, &groups);
+        }
+    });
+}
+
+#[test]
+fn handlers_cost_the_same_for_one_block_and_for_a_hundred() {
+    simulated_with(&["eager"], &[], || {
+        println!();
+        for count in [1, 3, 9] {
+            let shapes = different(count);
+            // Each stack is called on its own: that the blocks make no difference shows with one.
+            let handlers = match count {
+                1 => whatever_the_blocks(count, |blocks| handler_costs(&shapes, blocks)),
+                _ => handler_costs(&shapes, 1),
+            };
+            // One copy per stack: these frames give the infos another place than JAX does, which gives them their own.
+            is_frugal(&handlers, count as u64, count as u64);
+            print_costs("XLA handlers", count, &handlers);
+        }
+    });
+}
+
+/// A plain step of SOAP, a check that only measures, and one that refreshes.
+fn costs_of_soap(specs: &[Spec], options: &str) -> [Cost; 3] {
+    let trainer =
+        Trainer::of("soap", specs, &format!("refresh_schedule=kappa kappa_threshold=1e9 {options}"));
     (0..5).for_each(|_| {
         trainer.step();
     });
     let plain = trainer.step();
     assert_eq!(trainer.try_step(0.5e-3).unwrap(), plain, "another learning rate makes no difference");
+    trainer.step();
     let sensing = trainer.step();
-    let eager = Trainer::new(specs, "merge_dims=false policy=stale");
-    (0..7).for_each(|_| {
+    let eager = Trainer::of("soap", specs, &format!("refresh_schedule=fixed {options}"));
+    (0..8).for_each(|_| {
         eager.step();
     });
     [plain, sensing, eager.step()]
 }
 
 #[test]
-fn a_step_costs_the_same_for_one_block_and_for_a_hundred() {
+fn a_step_of_soap_costs_the_same_for_one_block_and_for_thirty() {
     simulated_with(&["eager"], &[], || {
         println!(
-            "| 16 x 12 blocks | step | kernels | cuBLAS | cuSOLVER | host waits | allocations | copies |"
+            "| SOAP, 16 x 12 blocks | form | step | kernels | cuBLAS | cuSOLVER | host waits | allocations | copies |"
         );
-        println!("| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |");
-        let mut plain_costs = Vec::new();
-        for blocks in [1, 10, 100] {
-            let [plain, sensing, refreshing] = costs(&equal(blocks, &[16, 12]));
-            for (name, c) in [("plain", plain), ("check, reuse", sensing), ("check, refresh", refreshing)] {
-                println!(
-                    "| {blocks} | {name} | {} | {} | {} | {} | {} | {} |",
-                    c.kernels, c.products, c.solvers, c.waits, c.allocations, c.copies
-                );
+        println!("| ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |");
+        for form in ["exact", "in_basis"] {
+            let mut launches = Vec::new();
+            for blocks in [1, 10, 30] {
+                let found = costs_of_soap(&equal(blocks, &[16, 12]), &format!("soap_form={form}"));
+                for (name, c) in ["plain", "check, reuse", "check, refresh"].iter().zip(&found) {
+                    println!(
+                        "| {blocks} | {form} | {name} | {} | {} | {} | {} | {} | {} |",
+                        c.kernels, c.products, c.solvers, c.waits, c.allocations, c.copies
+                    );
+                }
+                let [plain, sensing, refreshing] = found;
+                assert_eq!((plain.waits, plain.allocations, plain.copies, plain.solvers), (0, 0, 0, 0));
+                assert_eq!((sensing.waits, sensing.allocations, sensing.solvers), (1, 0, 0));
+                assert_eq!((refreshing.waits, refreshing.allocations), (1, 0));
+                // cuSOLVER has no batched orthogonal factor: two calls for each of the two sides of a block.
+                assert_eq!(refreshing.solvers, 4 * blocks as u64);
+                launches.push((plain.kernels, sensing.kernels, refreshing.kernels, refreshing.products));
             }
-            assert_eq!((plain.waits, plain.allocations, plain.copies, plain.solvers), (0, 0, 0, 0));
-            assert_eq!((sensing.waits, sensing.allocations), (1, 0));
-            assert_eq!((refreshing.waits, refreshing.allocations), (1, 0));
-            assert!(refreshing.solvers > 0);
-            plain_costs.push(plain.kernels);
+            assert!(launches.iter().all(|own| *own == launches[0]), "{launches:?}");
         }
-        assert!(plain_costs.iter().all(|kernels| *kernels == plain_costs[0]), "{plain_costs:?}");
+    });
+}
+
+#[test]
+fn launches_of_soap_do_not_depend_on_the_number_of_elements() {
+    simulated_with(&["eager"], &[], || {
+        let small = costs_of_soap(&equal(3, &[8, 6]), "");
+        assert_eq!(small, costs_of_soap(&equal(3, &[40, 24]), ""));
     });
 }
 
 #[test]
 fn launches_do_not_depend_on_the_number_of_elements() {
     simulated_with(&["eager"], &[], || {
-        let [small, ..] = costs(&equal(3, &[8, 8]));
-        let [large, ..] = costs(&equal(3, &[96, 64]));
+        let [small, ..] = costs(&[equal(3, &[8, 8])]);
+        let [large, ..] = costs(&[equal(3, &[96, 64])]);
         assert_eq!(small, large);
     });
 }
@@ -178,24 +370,37 @@ fn synchronize_waits_for_a_step_whatever_it_was() {
     });
 }
 
-#[test]
-fn plain_steps_can_be_captured_and_checks_refuse() {
-    simulated_with(&["eager"], &[], || {
-        let trainer = Trainer::new(&equal(2, &[6, 5]), "merge_dims=false");
-        (0..2).for_each(|_| {
-            trainer.step();
-        });
-        let stream = trainer.model.gpu.as_ref().unwrap().stream();
-        set_capturing(stream, true);
-        trainer.step();
-        let (status, message) = trainer.try_step(1e-3).unwrap_err();
-        assert_eq!(status, FOAM_UNSUPPORTED);
-        assert!(message.contains("captured") && message.contains("args.stream"), "{message}");
-        set_capturing(stream, false);
-        // The refused step has changed nothing: the check comes now.
-        assert_eq!(trainer.step().waits, 1);
-        assert_eq!(trainer.model.stats().checks, 4);
-    });
+/// Memory of a second context on the device, which stays current nowhere.
+fn in_another_context() -> u64 {
+    let (mut context, mut address) = (null_mut(), 0);
+    // SAFETY: plain driver calls, each checked.
+    unsafe {
+        for status in [
+            sys::cuCtxCreate_v4(&mut context, null_mut(), 0, 0),
+            sys::cuMemAlloc_v2(&mut address, 120),
+            sys::cuCtxPopCurrent_v2(&mut context),
+        ] {
+            assert_eq!(status, sys::CUresult::CUDA_SUCCESS);
+        }
+    }
+    address
+}
+
+/// Frees it, and its context with it.
+fn free_in_its_context(address: u64) {
+    let mut context: sys::CUcontext = null_mut();
+    let attribute = sys::CUpointer_attribute_enum::CU_POINTER_ATTRIBUTE_CONTEXT;
+    // SAFETY: as above; the attribute is one handle.
+    unsafe {
+        for status in [
+            sys::cuPointerGetAttribute((&raw mut context).cast(), attribute, address),
+            sys::cuCtxPushCurrent_v2(context),
+            sys::cuMemFree_v2(address),
+            sys::cuCtxDestroy_v2(context),
+        ] {
+            assert_eq!(status, sys::CUresult::CUDA_SUCCESS);
+        }
+    }
 }
 
 #[test]
@@ -213,6 +418,11 @@ fn memory_that_is_not_the_devices_is_refused_by_name() {
             assert_eq!(status, FOAM_INVALID_ARGUMENT, "{message}");
             assert!(message.contains("'p1'") && message.contains(expected), "{message}");
         }
+        trainer.params[1] = in_another_context();
+        let (status, message) = trainer.try_step(1e-3).unwrap_err();
+        assert_eq!(status, FOAM_INVALID_ARGUMENT, "{message}");
+        assert!(message.contains("'p1'") && message.contains("another context of cuda:0"), "{message}");
+        free_in_its_context(trainer.params[1]);
         trainer.params[1] = good;
         trainer.step();
         assert_eq!(trainer.model.stats().steps, 1);

@@ -1,11 +1,13 @@
 //! The programs of `examples/cuda`, compiled against NVIDIA's real headers and run on the simulator of `tests/cudasim`.
 
+use crate::cost::{STEPS, costs, equal};
 use crate::cudasim;
 use crate::cudasim::simulate;
 use crate::library::root;
 use crate::nvidia::{cuda12, cuda13, wanted};
 use crate::program::{LIBRARIES, SCRATCH, STRICT, compiler};
 use crate::python::{Environment, runs};
+use crate::simulated::simulated_with;
 use crate::tier::{self, Need};
 use std::path::PathBuf;
 use std::process::Command;
@@ -73,7 +75,7 @@ fn the_parity_program_finds_cpu_and_gpu_equal() {
         return;
     }
     let printed = python(&["examples/cuda/parity.py", "--no-timing"]);
-    assert_eq!(printed.lines().filter(|line| line.ends_with("the same")).count(), 8 * 4, "{printed}");
+    assert_eq!(printed.lines().filter(|line| line.ends_with("the same")).count(), 10 * 4, "{printed}");
     assert!(printed.ends_with("parity: passed\n"), "{printed}");
 }
 
@@ -91,12 +93,83 @@ fn the_doctor_reports_the_libraries_and_the_device() {
     }
 }
 
+/// The number behind a key that comes after some others in a text of JSON.
+fn number_at(json: &str, keys: &[&str]) -> u64 {
+    let mut rest = json;
+    for key in keys {
+        let found = rest.find(&format!("\"{key}\":")).unwrap_or_else(|| panic!("no '{key}' in {json}"));
+        rest = &rest[found + key.len() + 3..];
+    }
+    let digits: String = rest.trim_start().chars().take_while(char::is_ascii_digit).collect();
+    digits.parse().unwrap_or_else(|_| panic!("no number behind {keys:?} in {json}"))
+}
+
+/// What the cost model counts through Python is what is counted through C.
+#[test]
+fn the_cost_model_counts_what_a_step_costs() {
+    simulated_with(&["eager"], &[], || {
+        let counted = costs(&[equal(4, &[16, 12])]);
+        let shapes = ["a=16x12", "b=16x12", "c=16x12", "d=16x12"];
+        let options = ["examples/cuda/model.py", "--set", "merge_dims=false", "--json"];
+        let printed = python(&[&options[..], &shapes[..]].concat());
+        for (step, cost) in STEPS.iter().zip(&counted).take(3) {
+            for (name, expected) in [
+                ("kernels", cost.kernels),
+                ("products", cost.products),
+                ("solvers", cost.solvers),
+                ("copies", cost.copies),
+                ("waits", cost.waits),
+                ("allocations", cost.allocations),
+            ] {
+                assert_eq!(number_at(&printed, &["counts", step, name]), expected, "{step}: {name}");
+            }
+        }
+    });
+}
+
+#[test]
+fn the_cost_model_says_that_it_is_one() {
+    let printed =
+        python(&["examples/cuda/model.py", "w=40x24", "--set", "max_factor_dim=16", "merge_dims=false"]);
+    assert!(printed.starts_with("A model, not a measurement. Counts: by the simulator."), "{printed}");
+    for words in ["on A100", "on H100", "measured ms", "XsyevBatched", "plain, tf32"] {
+        assert!(printed.contains(words), "no '{words}' in\n{printed}");
+    }
+}
+
+/// The measurements of the first run on a GPU, on the simulator: every part runs, and the report says what it is.
+#[test]
+fn the_measurements_write_one_report() {
+    let report = SCRATCH.join("cuda-report.json");
+    std::fs::create_dir_all(&*SCRATCH).expect("the scratch folder is writable");
+    let path = report.to_str().expect("the scratch folder has a plain name");
+    let printed = python(&["examples/cuda/measure.py", "--small", "--out", path]);
+    assert!(
+        printed.ends_with("measured: machine, libraries, steps, graph, eigensolvers, torch, jax\n"),
+        "{printed}"
+    );
+    let text = std::fs::read_to_string(&report).expect("a report was written");
+    for words in [
+        "\"simulated\": true",
+        "cudasim device 0",
+        "libcudasim.so",
+        "\"replay_stepped\": true",
+        "\"capture_wrote_nothing\": true",
+        "\"solver\": \"XsyevBatched\"",
+        "\"device_bytes\"",
+    ] {
+        assert!(text.contains(words), "no '{words}' in\n{text}");
+    }
+}
+
 /// The first run on a GPU is made by somebody else, far away: it must at least be a program.
 #[test]
 fn the_script_for_the_first_gpu_run_explains_itself() {
     let mut command = Command::new(root().join("examples/cuda/first_gpu_run.sh"));
     let printed = runs(command.arg("--help"));
-    assert!(printed.contains("first_gpu_run.sh"), "{printed}");
+    for words in ["first_gpu_run.sh", "--wheel", "report.json"] {
+        assert!(printed.contains(words), "no '{words}' in\n{printed}");
+    }
     let mut command = Command::new(root().join("examples/cuda/first_gpu_run.sh"));
     command.arg("--check");
     let done = command.output().unwrap_or_else(|cause| panic!("{command:?}: {cause}"));

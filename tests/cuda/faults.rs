@@ -29,6 +29,7 @@ const ENTRIES: &[(&str, i32)] = &[
     ("cuStreamCreate", 2),
     ("cuEventCreate", 2),
     ("cuEventRecord", 400),
+    ("cuEventRecordWithFlags", 400),
     ("cuStreamWaitEvent", 400),
     ("cuStreamIsCapturing", 1),
     ("cuStreamSynchronize", 700),
@@ -45,7 +46,17 @@ const ENTRIES: &[(&str, i32)] = &[
     ("cusolverDnXsyevd", 7),
     ("cusolverDnXsyevBatched_bufferSize", 3),
     ("cusolverDnXsyevBatched", 7),
+    ("cusolverDnSgeqrf_bufferSize", 3),
+    ("cusolverDnSgeqrf", 7),
+    ("cusolverDnSorgqr_bufferSize", 3),
+    ("cusolverDnSorgqr", 7),
+    ("cusolverDnDgeqrf_bufferSize", 3),
+    ("cusolverDnDgeqrf", 7),
+    ("cusolverDnDorgqr_bufferSize", 3),
+    ("cusolverDnDorgqr", 7),
 ];
+
+const SOAP: &str = "device=cuda:0 check_period=4 refresh_schedule=fixed";
 
 fn specs() -> Vec<Spec> {
     let shapes: [&[i64]; 4] = [&[6, 5], &[6, 5], &[4, 5], &[7]];
@@ -60,12 +71,16 @@ struct Bed {
 }
 
 fn bed() -> Bed {
+    bed_of("reference", &format!("{OPTIONS} merge_dims=false"))
+}
+
+fn bed_of(preset: &str, options: &str) -> Bed {
     let specs = specs();
     let mut random = Random::new(9);
     let mut tensors = || specs.iter().map(|s| s.tensor(&random.normals(s.elements()))).collect::<Vec<_>>();
     let params = tensors();
     let grads = (0..8).map(|_| tensors().into_iter().map(Some).collect()).collect();
-    Bed { model: Model::new("reference", &format!("{OPTIONS} merge_dims=false"), &specs), params, grads }
+    Bed { model: Model::new(preset, options, &specs), params, grads }
 }
 
 impl Bed {
@@ -95,7 +110,7 @@ struct Tally {
     lost: u64,
 }
 
-fn sweep(t: usize) -> BTreeMap<&'static str, Tally> {
+fn sweep(bed: impl Fn() -> Bed, t: usize) -> BTreeMap<&'static str, Tally> {
     let mut clean = bed();
     let mut calls = BTreeMap::new();
     (0..t).for_each(|t| assert_eq!(clean.step(t), Ok(false)));
@@ -152,7 +167,7 @@ fn print(what: &str, tallies: &BTreeMap<&str, Tally>) {
 #[test]
 fn a_fault_in_a_plain_step_changes_nothing_or_says_what_is_lost() {
     simulated_with(&["eager"], &[("CUDASIM_QUIET", "1")], || {
-        let tallies = sweep(5);
+        let tallies = sweep(bed, 5);
         print("plain step", &tallies);
         assert!(tallies["cuLaunchKernel"].lost > 0 && tallies["cuLaunchKernel"].unchanged > 0);
     });
@@ -161,7 +176,7 @@ fn a_fault_in_a_plain_step_changes_nothing_or_says_what_is_lost() {
 #[test]
 fn a_fault_in_a_check_changes_nothing_or_says_what_is_lost() {
     simulated_with(&["eager"], &[("CUDASIM_QUIET", "1")], || {
-        let tallies = sweep(7);
+        let tallies = sweep(bed, 7);
         print("check", &tallies);
         // A solver that fails costs no step: the stale basis stays.
         assert!(tallies["cusolverDnXsyevd"].lost == 0 && tallies["cusolverDnXsyevBatched"].lost == 0);
@@ -169,33 +184,88 @@ fn a_fault_in_a_check_changes_nothing_or_says_what_is_lost() {
 }
 
 #[test]
-fn a_fault_at_creation_is_an_error_and_leaks_nothing() {
+fn a_fault_in_a_step_of_soap_changes_nothing_or_says_what_is_lost() {
     simulated_with(&["eager"], &[("CUDASIM_QUIET", "1")], || {
-        let config = configuration("reference", OPTIONS).unwrap();
-        let before: Vec<u64> = ENTRIES.iter().map(|(entry, _)| count(entry)).collect();
-        let made = Model::create_only(&config, &specs()).unwrap_or_else(|failure| panic!("{failure:?}"));
-        let mut tried = 0;
-        let calls: Vec<u64> =
-            ENTRIES.iter().zip(&before).map(|((entry, _), before)| count(entry) - before).collect();
-        drop(made);
-        for ((entry, status), calls) in ENTRIES.iter().zip(calls) {
-            for nth in 1..=calls {
-                fail(entry, nth, *status);
-                let made = Model::create_only(&config, &specs());
-                clear_faults();
-                if let Err(failure) = made {
-                    assert!(failure.message.len() > 20, "{failure:?}");
-                    let sane =
-                        [FOAM_DEVICE_ERROR, FOAM_OUT_OF_MEMORY, FOAM_UNSUPPORTED].contains(&failure.status);
-                    assert!(sane, "{entry} {nth}: {failure:?}");
-                    tried += 1;
-                }
-                drop(Model::create(&config, &specs()).unwrap());
+        let tallies = sweep(|| bed_of("soap", SOAP), 5);
+        print("SOAP, plain step", &tallies);
+        assert!(tallies["cuLaunchKernel"].lost > 0 && tallies["cuLaunchKernel"].unchanged > 0);
+        let tallies = sweep(|| bed_of("soap", SOAP), 0);
+        print("SOAP, first basis", &tallies);
+        assert!(tallies["cusolverDnXsyevd"].lost == 0 && tallies["cusolverDnXsyevBatched"].lost == 0);
+        for (options, solvers) in [
+            (format!("{SOAP} soap_form=exact"), ["cusolverDnSgeqrf", "cusolverDnSorgqr"]),
+            (format!("{SOAP} statistic_dtype=f64"), ["cusolverDnDgeqrf", "cusolverDnDorgqr"]),
+        ] {
+            let tallies = sweep(|| bed_of("soap", &options), 4);
+            print(&format!("SOAP, refresh, {}", &options[SOAP.len()..]), &tallies);
+            for name in solvers {
+                // A solver that fails costs no step: the stale basis stays.
+                assert!(tallies[name].lost == 0 && tallies[name].absorbed > 0, "{name}");
             }
         }
-        println!("| faults at creation | {tried} |");
-        assert!(tried > 60, "{tried}");
     });
+}
+
+#[test]
+fn an_orthogonal_factor_that_is_none_is_not_believed() {
+    simulated_with(&["eager"], &[], || {
+        for form in ["exact", "in_basis"] {
+            for kind in ["info", "nonorthogonal", "nan"] {
+                let mut bed = bed_of("soap", &format!("{SOAP} soap_form={form}"));
+                for t in 0..8 {
+                    // The second eigendecomposition of the first step, and the first factor of the next check, which
+                    // belongs to another block.
+                    match t {
+                        0 => fail_evd(2, kind),
+                        4 => fail_evd(1, kind),
+                        _ => {}
+                    }
+                    assert_eq!(bed.step(t), Ok(false), "{kind}");
+                }
+                let stats = bed.model.stats();
+                assert_eq!((stats.fallback_stale, stats.failed_evds), (2, 3), "{form}, {kind}: {stats:?}");
+                assert_eq!(stats.fallback_double, 1, "the first one is made up for: {stats:?}");
+                assert!(bed.params.iter().all(|p| p.values().iter().all(|x| x.is_finite())), "{kind}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_fault_at_the_creation_of_soap_is_an_error_and_leaks_nothing() {
+    simulated_with(&["eager"], &[("CUDASIM_QUIET", "1")], || faults_at_creation("soap", SOAP));
+}
+
+#[test]
+fn a_fault_at_creation_is_an_error_and_leaks_nothing() {
+    simulated_with(&["eager"], &[("CUDASIM_QUIET", "1")], || faults_at_creation("reference", OPTIONS));
+}
+
+fn faults_at_creation(preset: &str, options: &str) {
+    let config = configuration(preset, options).unwrap();
+    let before: Vec<u64> = ENTRIES.iter().map(|(entry, _)| count(entry)).collect();
+    let made = Model::create_only(&config, &specs()).unwrap_or_else(|failure| panic!("{failure:?}"));
+    let mut tried = 0;
+    let calls: Vec<u64> =
+        ENTRIES.iter().zip(&before).map(|((entry, _), before)| count(entry) - before).collect();
+    drop(made);
+    for ((entry, status), calls) in ENTRIES.iter().zip(calls) {
+        for nth in 1..=calls {
+            fail(entry, nth, *status);
+            let made = Model::create_only(&config, &specs());
+            clear_faults();
+            if let Err(failure) = made {
+                assert!(failure.message.len() > 20, "{failure:?}");
+                let sane =
+                    [FOAM_DEVICE_ERROR, FOAM_OUT_OF_MEMORY, FOAM_UNSUPPORTED].contains(&failure.status);
+                assert!(sane, "{entry} {nth}: {failure:?}");
+                tried += 1;
+            }
+            drop(Model::create(&config, &specs()).unwrap());
+        }
+    }
+    println!("| faults at creation, {preset} | {tried} |");
+    assert!(tried > 60, "{tried}");
 }
 
 #[test]

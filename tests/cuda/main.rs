@@ -7,6 +7,8 @@
     reason = "the replay of traces, which an example shares, brings its own way to the device"
 )]
 
+#[path = "../support/comm.rs"]
+mod comm;
 #[path = "../support/cudasim.rs"]
 mod cudasim;
 #[path = "../support/frame.rs"]
@@ -21,6 +23,8 @@ mod nvidia;
 mod program;
 #[path = "../support/python.rs"]
 mod python;
+#[path = "../support/rank.rs"]
+mod rank;
 #[path = "../support/simulated.rs"]
 mod simulated;
 #[path = "../support/mod.rs"]
@@ -31,8 +35,12 @@ mod tier;
 mod cost;
 mod example;
 mod faults;
+mod graph;
 mod parity;
 mod probe;
+mod ranks;
 mod simulator;
+mod soap;
 mod stack;
 mod toolchain;
+mod workspace;

@@ -71,7 +71,7 @@ fn without_a_driver() {
 fn without_cublas() {
     let folder = folder("driver", &["libcuda.so.1"]);
     simulated_with(&["eager"], &[("LD_LIBRARY_PATH", &folder)], || {
-        unusable(&["libcublas was not found", "libcublas.so.12", "libcublas.so.13"]);
+        unusable(&["libcublas was not found", "libcublas.so.12", "FOAM_CUDA_LIBRARY_PATH"]);
     });
 }
 
@@ -79,7 +79,7 @@ fn without_cublas() {
 fn without_cusolver() {
     let folder = folder("blas", &["libcuda.so.1", "libcublas.so.12"]);
     simulated_with(&["eager"], &[("LD_LIBRARY_PATH", &folder)], || {
-        unusable(&["libcusolver was not found", "libcusolver.so.11", "libcusolver.so.12"]);
+        unusable(&["libcusolver was not found", "libcusolver.so.11", "FOAM_CUDA_LIBRARY_PATH"]);
     });
 }
 
@@ -164,5 +164,103 @@ fn a_short_buffer_gets_the_beginning_and_a_zero() {
         let status = unsafe { foam_cuda_probe(no_usable, std::ptr::null_mut(), 9, no_needed, &mut error) };
         assert_eq!(status, FOAM_INVALID_ARGUMENT);
         assert!(error.text().contains("text is NULL"));
+    });
+}
+
+/// A folder with libraries of their own, each with its SONAME as NVIDIA's have one. They hold nothing and need the
+/// simulator, or hold one function and need nothing: what a stub or another copy would be.
+fn libraries(name: &str, sound: &[&str], broken: &[&str]) -> String {
+    let folder = folder(name, &[]);
+    if folder.is_empty() {
+        return folder;
+    }
+    let at = PathBuf::from(&folder);
+    std::fs::write(at.join("one.c"), "int cublasNothing(void) { return 0; }\n").unwrap();
+    let simulator = cudasim::folder().join("libcuda.so.1").canonicalize().unwrap();
+    for (file, is_sound) in sound.iter().map(|f| (f, true)).chain(broken.iter().map(|f| (f, false))) {
+        let mut command = Command::new(std::env::var("CC").unwrap_or_else(|_| "cc".to_string()));
+        command.args(["-shared", "-fPIC", "-Wl,--no-as-needed"]).arg(format!("-Wl,-soname,{file}"));
+        command.arg("-o").arg(at.join(file)).arg(at.join("one.c"));
+        if is_sound {
+            command.arg(&simulator);
+        }
+        assert!(command.status().unwrap().success());
+    }
+    folder
+}
+
+/// Links of the driver, for a folder that [`libraries`] made.
+fn with_driver(folder: &str) {
+    if !folder.is_empty() {
+        let target = cudasim::folder().join("libcuda.so.1").canonicalize().unwrap();
+        std::os::unix::fs::symlink(target, PathBuf::from(folder).join("libcuda.so.1")).unwrap();
+    }
+}
+
+#[test]
+fn a_library_that_is_loaded_is_taken_before_any_on_the_path() {
+    let on_path = libraries(
+        "on-path",
+        &["libcublas.so.12", "libcusolver.so.11"],
+        &["libcublas.so", "libcusolver.so", "libcublas.so.13"],
+    );
+    with_driver(&on_path);
+    let loaded = libraries("loaded", &["libcublas.so.12", "libcusolver.so.11"], &[]);
+    let knobs = [("LD_LIBRARY_PATH", &*on_path), ("FOAM_TEST_LOADED", &*loaded)];
+    simulated_with(&["eager"], &knobs, || {
+        let folder = std::env::var("FOAM_TEST_LOADED").unwrap();
+        for file in ["libcublas.so.12", "libcusolver.so.11"] {
+            let path = std::ffi::CString::new(format!("{folder}/{file}")).unwrap();
+            // SAFETY: a library of the test's own.
+            assert!(!unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) }.is_null());
+        }
+        let (usable, report) = probe();
+        assert!(usable, "{report}");
+        for file in ["libcublas.so.12", "libcusolver.so.11"] {
+            let line = report.lines().find(|line| line.contains(file)).unwrap_or_default();
+            assert!(
+                line.contains(&format!("{folder}/{file}")) && line.contains("loaded already"),
+                "{report}"
+            );
+        }
+        let config = configuration("reference", "device=cuda:0").unwrap();
+        drop(Model::create(&config, &[Spec::new("w", &[4, 3]).of(Dtype::F32)]).unwrap());
+    });
+}
+
+#[test]
+fn of_several_majors_the_drivers_is_taken() {
+    let files = ["libcublas.so.12", "libcusolver.so.11", "libcublas.so.13", "libcusolver.so.12"];
+    let majors = libraries("majors", &files, &["libcublas.so", "libcusolver.so"]);
+    with_driver(&majors);
+    let body = || {
+        let newer = std::env::var("CUDASIM_DRIVER").unwrap() == "13000";
+        let (major, expected) = if newer { ("CUDA 13", &files[2..]) } else { ("CUDA 12", &files[..2]) };
+        let (usable, report) = probe();
+        assert!(usable, "{report}");
+        for file in expected {
+            let line = report.lines().find(|line| line.contains(file)).unwrap_or_default();
+            assert!(line.contains(&format!("of the driver's {major}")), "{file}: {report}");
+        }
+    };
+    if std::env::var_os("FOAM_SIMULATED").is_some() {
+        return body();
+    }
+    for driver in ["12090", "13000"] {
+        simulated_with(&["eager"], &[("LD_LIBRARY_PATH", &*majors), ("CUDASIM_DRIVER", driver)], body);
+    }
+}
+
+#[test]
+fn folders_of_python_packages_are_looked_in() {
+    let (bare, packages) =
+        (folder("bare", &["libcuda.so.1"]), libraries("packages", &["libcublas.so.12"], &[]));
+    let second = libraries("packages-solver", &["libcusolver.so.11"], &[]);
+    let folders = format!("/nonexistent:{packages}:{second}");
+    let knobs = [("LD_LIBRARY_PATH", &*bare), ("FOAM_CUDA_LIBRARY_PATH", &folders)];
+    simulated_with(&["eager"], &knobs, || {
+        let (usable, report) = probe();
+        assert!(usable && report.contains("packages/libcublas.so.12"), "{report}");
+        assert_eq!(report.matches("in a folder of FOAM_CUDA_LIBRARY_PATH").count(), 2, "{report}");
     });
 }

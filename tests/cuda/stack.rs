@@ -1,6 +1,7 @@
 //! The functional door on a CUDA device, on the simulator: the XLA handlers with hand-made call frames (no JAX with a
 //! GPU can run here), and the C functions. The same gradients give the state that a handle on the device has.
 
+use crate::cost::Cost;
 use crate::frame::{Attr, Buffer, F32, F64, Handler, I32, OnDevice, U8, U32, execute_on};
 use crate::simulated::{count, simulated, simulated_with};
 use crate::support;
@@ -15,7 +16,7 @@ const OPTIONS: &str =
     "check_period=4 beta2=0.9 tau=0.4 epsilon=1e-3 epsilon_max=3e-2 merge_dims=false lr=0.1";
 
 /// A stack whose state stays on the device, driven by XLA's handlers.
-struct Calls {
+pub struct Calls {
     gpu: Gpu,
     shape: Shape,
     attrs: Vec<(&'static str, Attr)>,
@@ -26,19 +27,16 @@ struct Calls {
     next: usize,
     /// How often a check waits: the certified policy asks twice.
     waits: u64,
-}
-
-/// What a verb cost the host: waits, and allocations on the device.
-type Cost = (u64, u64);
-
-fn cost() -> Cost {
-    (count("host_syncs") + count("implicit_syncs"), count("allocs") + count("host_allocs"))
+    /// SOAP has other ports, and is checked last.
+    soap: bool,
+    /// What accumulate, check and apply of the last step cost.
+    pub spent: [Cost; 3],
 }
 
 impl Calls {
-    fn new(options: &str, shape: Shape) -> Calls {
+    pub fn new(preset: &str, options: &str, shape: Shape) -> Calls {
         let text = format!("{OPTIONS} {options}");
-        let config = support::model::configuration("reference", &format!("{text} device=cuda:0")).unwrap();
+        let config = support::model::configuration(preset, &format!("{text} device=cuda:0")).unwrap();
         let items = layout(&config, &shape).unwrap();
         let (raw, mut bytes) = (shape.in_c(), 0);
         // SAFETY: live structs and a place for the size.
@@ -46,7 +44,7 @@ impl Calls {
         let mut calls = Calls {
             gpu: Gpu::open(),
             attrs: vec![
-                ("options", Attr::Text(format!("preset=reference;{}", text.replace(' ', ";")))),
+                ("options", Attr::Text(format!("preset={preset};{}", text.replace(' ', ";")))),
                 ("order", Attr::Whole(shape.dims.len() as i64)),
                 ("with_params", Attr::Whole(1)),
                 ("scale", Attr::Real(-0.1)),
@@ -56,6 +54,8 @@ impl Calls {
             workspace: bytes,
             next: 100,
             waits: if options.contains("foam_certified") || options.contains("sandwich") { 2 } else { 1 },
+            spent: [Cost::default(); 3],
+            soap: preset == "soap",
             shape,
         };
         let mut tensors = Vec::new();
@@ -111,15 +111,14 @@ impl Calls {
         let (from, to) = (addresses(args), addresses(rets));
         let on = OnDevice { stream: self.gpu.stream(), args: &from, rets: &to };
         let bare = |list: &[(usize, Buffer)]| list.iter().map(|b| b.1.clone()).collect::<Vec<_>>();
-        let (before, attrs) = (cost(), self.attrs.clone());
+        let (before, attrs) = (Cost::now(), self.attrs.clone());
         let said = execute_on(&on, handler, &mut bare(args), &mut bare(rets), &attrs);
         assert_eq!(said, Ok(()));
-        let after = cost();
-        (after.0 - before.0, after.1 - before.1)
+        Cost::now().since(before)
     }
 
     /// One step: the update, and the info of every block.
-    fn step(&mut self, grads: &[f32], params: &[f32], active: &[i32]) -> (Vec<f32>, Vec<i32>) {
+    pub fn step(&mut self, grads: &[f32], params: &[f32], active: &[i32]) -> (Vec<f32>, Vec<i32>) {
         let blocks = [self.shape.count as i64];
         self.next = 100;
         let grads = self.put(Buffer::of(F32, &self.shape.whole(), grads));
@@ -133,27 +132,49 @@ impl Calls {
         let workspace = self.put(Buffer::of(U8, &[self.workspace as i64], &bytes));
         let rest = [info.clone(), workspace.clone()];
         let (clock, record) = (self.part(&["clock"]), self.part(&["record"]));
-        let statistics = self.part(&["statistic"]);
+        let statistics = self.part(&["statistic", "rotated_statistic"]);
         let matrices = self.part(&["basis", "spectrum", "inverse_root", "fresh_spectrum"]);
         let (roots, moments) = (self.part(&["inverse_root"]), self.part(&["filter", "moment"]));
         let join = |lists: &[&[(usize, Buffer)]]| lists.concat();
         let args = join(&[&[grads.clone(), params.clone(), active], &clock, &statistics]);
-        let spent = self.run(foam_xla_accumulate_cuda, &args, &join(&[&clock, &statistics, &rest]));
-        assert_eq!(spent, (0, 0), "accumulate waits or allocates");
-        let args = join(&[std::slice::from_ref(&info), &clock, &record, &statistics, &matrices]);
-        let spent = self.run(foam_xla_check_cuda, &args, &join(&[&record, &matrices, &rest]));
-        // A policy that has to ask before it senses waits once where no check is due.
-        assert!(spent == (self.waits, 0) || spent == (1, 0), "a check waits or allocates: {spent:?}");
-        let args = join(&[&[grads, params, info], &clock, &roots, &moments]);
-        let rets = join(&[std::slice::from_ref(&update), &moments, &[last.clone(), workspace]]);
-        let spent = self.run(foam_xla_apply_cuda, &args, &rets);
-        assert_eq!(spent, (0, 0), "apply waits or allocates");
-        let read = |(number, buffer): &(usize, Buffer)| {
+        let accumulate = self.run(foam_xla_accumulate_cuda, &args, &join(&[&clock, &statistics, &rest]));
+        assert_eq!((accumulate.waits, accumulate.allocations), (0, 0), "accumulate waits or allocates");
+        let read = |calls: &Calls, (number, buffer): &(usize, Buffer)| {
             let mut bytes = vec![0; buffer.bytes().len()];
-            self.gpu.get(*number, &mut bytes);
+            calls.gpu.get(*number, &mut bytes);
             bytes
         };
-        (words(&read(&update)), words(&read(&last)))
+        if self.soap {
+            // The basis is checked after the step; statistics in it take the gradient in the step.
+            let (bases, rotated) = (self.part(&["basis"]), self.part(&["rotated_statistic"]));
+            let args = join(&[&[grads, params, info.clone()], &clock, &rotated, &bases, &moments]);
+            let rets = join(&[
+                std::slice::from_ref(&update),
+                &rotated,
+                &moments,
+                &[last.clone(), workspace.clone()],
+            ]);
+            let apply = self.run(foam_xla_apply_cuda, &args, &rets);
+            assert_eq!((apply.waits, apply.allocations), (0, 0), "apply waits or allocates");
+            let args = join(&[&[last], &clock, &record, &statistics, &bases, &moments]);
+            let rets = join(&[&record, &rotated, &bases, &moments, &rest]);
+            let waits = u64::from(!record.is_empty());
+            let check = self.run(foam_xla_check_cuda, &args, &rets);
+            assert_eq!((check.waits, check.allocations), (waits, 0), "a check waits once");
+            self.spent = [accumulate, check, apply];
+            return (words(&read(self, &update)), words(&read(self, &info)));
+        }
+        let args = join(&[std::slice::from_ref(&info), &clock, &record, &statistics, &matrices]);
+        let check = self.run(foam_xla_check_cuda, &args, &join(&[&record, &matrices, &rest]));
+        // A policy that has to ask before it senses waits once where no check is due.
+        assert!([self.waits, 1].contains(&check.waits), "a check waits: {check:?}");
+        assert_eq!(check.allocations, 0, "a check allocates");
+        let args = join(&[&[grads, params, info], &clock, &roots, &moments]);
+        let rets = join(&[std::slice::from_ref(&update), &moments, &[last.clone(), workspace]]);
+        let apply = self.run(foam_xla_apply_cuda, &args, &rets);
+        assert_eq!((apply.waits, apply.allocations), (0, 0), "apply waits or allocates");
+        self.spent = [accumulate, check, apply];
+        (words(&read(self, &update)), words(&read(self, &last)))
     }
 }
 
@@ -165,10 +186,14 @@ impl Drop for Calls {
 
 /// Runs a handle on the device and the handlers with the same gradients; parameters and records must be equal.
 fn race(options: &str, dims: &[i64], blocks: usize, steps: usize) {
+    race_of("reference", options, dims, blocks, steps);
+}
+
+fn race_of(preset: &str, options: &str, dims: &[i64], blocks: usize, steps: usize) {
     let mut random = Random::new(31);
     let specs: Vec<Spec> = (0..blocks).map(|i| Spec::new(&format!("p{i}"), dims).of(Dtype::F32)).collect();
-    let mut model = Model::new("reference", &format!("{OPTIONS} {options} device=cuda:0"), &specs);
-    let mut calls = Calls::new(options, Shape::new(dims, blocks, Dtype::F32));
+    let mut model = Model::new(preset, &format!("{OPTIONS} {options} device=cuda:0"), &specs);
+    let mut calls = Calls::new(preset, options, Shape::new(dims, blocks, Dtype::F32));
     let elements = dims.iter().product::<i64>() as usize;
     let mut params: Vec<Tensor> = specs.iter().map(|s| s.tensor(&random.normals(elements))).collect();
     let mut stacked: Vec<f32> = params.iter().flat_map(|p| p.values()).map(|x| x as f32).collect();
@@ -206,8 +231,8 @@ fn race(options: &str, dims: &[i64], blocks: usize, steps: usize) {
     let Some(place) = place else { return };
     let mut bytes = vec![0; calls.state[place].1.bytes().len()];
     calls.gpu.get(place, &mut bytes);
-    for (number, (record, factor)) in bytes.chunks_exact(240).zip(model.factors()).enumerate() {
-        let (gauges, counters): (Vec<f64>, Vec<i64>) = (words(&record[..88]), words(&record[88..]));
+    for (number, (record, factor)) in bytes.chunks_exact(272).zip(model.factors()).enumerate() {
+        let (gauges, counters): (Vec<f64>, Vec<i64>) = (words(&record[..96]), words(&record[96..]));
         let figures = [
             factor.epsilon,
             factor.proxy,
@@ -219,6 +244,7 @@ fn race(options: &str, dims: &[i64], blocks: usize, steps: usize) {
         let same = |x: &f64, y: &f64| x == y || (x.is_nan() && y.is_nan());
         assert!(figures.iter().zip(&gauges).all(|(x, y)| same(x, y)), "{options}: factor {number}");
         assert!(same(&factor.noise_floor, &gauges[7]), "{options}: factor {number}");
+        assert!(same(&factor.kappa, &gauges[10]), "{options}: factor {number}");
         assert!(same(&factor.eigenvalue_max, &gauges[9]), "{options}: factor {number}");
         let counts = [factor.checks, factor.evd_calls, factor.reuse_calls, factor.proxy_calls];
         assert_eq!(counts, [4, 5, 6, 7].map(|i| counters[i] as u64), "{options}: factor {number}");
@@ -237,15 +263,41 @@ fn the_handlers_do_what_a_handle_does() {
 #[test]
 fn every_policy_and_option_agrees() {
     simulated_with(&["eager"], &[], || {
-        for policy in
-            ["foam_fixed_epsilon", "foam_no_refresh", "diagonal_residual", "foam_certified", "sandwich"]
-        {
+        for policy in [
+            "foam_fixed_epsilon",
+            "foam_no_refresh",
+            "diagonal_residual",
+            "foam_certified",
+            "sandwich",
+            "stale correction_period=2 refresh_schedule=geometric",
+        ] {
             race(&format!("policy={policy}"), &[6, 5], 3, 14);
         }
         race("grafting=none beta1=0", &[7], 3, 14);
         race("normalized_grafting=true nadam=true", &[6, 5], 3, 14);
         race("decoupled_weight_decay=false weight_decay=0.1 statistic_dtype=f64", &[6, 5], 3, 14);
         race("inject_fault=evd_chosen policy=stale", &[5, 4], 1, 14);
+    });
+}
+
+#[test]
+fn the_handlers_do_what_a_handle_does_with_soap() {
+    let plain = "weight_decay=0 refresh_schedule=fixed check_period=3";
+    simulated(|| {
+        race_of("soap", plain, &[6, 5], 4, 12);
+        race_of("soap", &format!("{plain} soap_form=exact"), &[6, 5], 4, 12);
+    });
+    simulated_with(&["eager"], &[], || {
+        for form in ["exact", "in_basis"] {
+            let plain = format!("{plain} soap_form={form}");
+            race_of("soap", &format!("{plain} refresh_schedule=kappa kappa_threshold=0.3"), &[6, 5], 3, 12);
+            race_of("soap", &format!("{plain} max_precond_dim=5 normalize_grads=true"), &[6, 5], 3, 12);
+            race_of("soap", &format!("{plain} precondition_1d=true"), &[7], 3, 8);
+            race_of("soap", plain.as_str(), &[7], 3, 8);
+            race_of("soap", &format!("{plain} statistic_dtype=f64"), &[4, 3, 2], 3, 12);
+            race_of("soap", &format!("{plain} inject_fault=evd_all"), &[5, 4], 1, 8);
+            race_of("soap", &format!("{plain} inject_fault=evd_chosen"), &[5, 4], 1, 8);
+        }
     });
 }
 
@@ -265,7 +317,7 @@ fn the_c_functions_refuse_host_memory_and_a_short_workspace() {
         })
         .unwrap_err();
         assert!(failure.message.contains("'clock'") && failure.message.contains("CUDA"), "{failure:?}");
-        let mut calls = Calls::new("", shape);
+        let mut calls = Calls::new("reference", "", shape);
         calls.workspace = 64;
         let grads = calls.put(Buffer::new(F32, &[2, 4, 3]));
         let active = calls.put(Buffer::new(I32, &[2]));
@@ -292,5 +344,20 @@ fn the_c_functions_refuse_host_memory_and_a_short_workspace() {
         let said =
             execute_on(&on, foam_xla_accumulate_cuda, &mut bare(&args), &mut bare(&rets), &calls.attrs);
         assert!(said.unwrap_err().1.contains("as device memory"));
+    });
+}
+
+#[test]
+fn a_call_does_not_look_for_cuda_again() {
+    simulated_with(&["eager"], &[], || {
+        let mut calls = Calls::new("reference", "", Shape::new(&[4, 3], 2, Dtype::F32));
+        let (grads, params) = (vec![0.5; 24], vec![1.0; 24]);
+        calls.step(&grads, &params, &[1, 1]);
+        let asked = || ["cuInit", "cuDriverGetVersion", "cuDeviceGetCount"].map(count);
+        let before = asked();
+        (0..4).for_each(|_| {
+            calls.step(&grads, &params, &[1, 1]);
+        });
+        assert_eq!(asked(), before);
     });
 }

@@ -33,6 +33,15 @@ def test_statistics_of_a_run():
     assert factor["eigenvalue_max"] > 0 and math.isfinite(factor["proxy"]) and factor["has_basis"]
 
 
+def test_what_keeps_a_run_from_working_is_found():
+    params = {"w": jnp.ones((12, 8))}
+    options = dict(check_period=1, tau=1e-3, beta2=0.9)
+    assert foam_stats(run(foam(1e-3, **options), params, 19))["findings"] == {}
+    statistics = foam_stats(run(foam(1e-3, **options), params, 22))
+    assert list(statistics["findings"]) == ["always_refreshes"] and "try tau = " in statistics["findings"]["always_refreshes"]
+    assert [factor["findings"] for factor in statistics["factors"]] == [["always_refreshes"]] * 2
+
+
 def test_states_are_found_inside_others():
     params = model()
     chained = optax.chain(optax.clip_by_global_norm(1.0), foam(**LIVELY))

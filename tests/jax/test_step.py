@@ -20,6 +20,8 @@ VARIANTS = {
     "residual": dict(policy="diagonal_residual"),
     "certified": dict(policy="foam_certified"),
     "sandwich": dict(policy="sandwich"),
+    "qr": dict(policy="sandwich", refresh_method="qr", tau=0.2),
+    "corrected": dict(policy="stale", refresh_schedule="geometric", correction_period=2),
     "grafting_only": dict(policy="grafting_only"),
     "paper": dict(preset="paper"),
     "late_start": dict(start_step=5, grafting="sgd"),
@@ -110,6 +112,8 @@ def test_soap_trains_and_skips_what_is_not_finite():
         dict(policy="stale", refresh_schedule="front_loaded", front_period=2, front_steps=4, check_period=3),
         dict(policy="stale", refresh_schedule="geometric", preset="paper"),
         dict(policy="stale", refresh_schedule="geometric", refresh_growth=2),
+        dict(policy="stale", refresh_schedule="geometric", refresh_growth=3, correction_period=2),
+        dict(policy="sandwich", refresh_schedule="geometric", preset="paper", correction_period=4),
     ],
     ids=str,
 )

@@ -295,3 +295,25 @@ def test_scaling_says_what_many_ranks_would_do(command):
     assert sharded.stdout.splitlines()[2].split("|")[4].strip() == "4"
     wrong = command("-m", "foam", "scaling", "q=12x", "--ranks", "0")
     assert wrong.returncode == 2 and "ranks = 0" in wrong.stderr
+
+
+def test_doctor_says_what_is_wrong_with_a_run(command, tmp_path, recorded):
+    path, random = tmp_path / "stats.csv", np.random.default_rng(0)
+    weight = np.ones((12, 8), "f4")
+    with foam.Optimizer({"weight": weight}, check_period=1, tau=0.001, statistic_dtype="f64") as optimizer:
+        for _ in range(24):
+            optimizer.step({"weight": random.normal(size=weight.shape).astype("f4")})
+            optimizer.to_csv(path)
+        found = optimizer.stats()["findings"]
+    assert list(found) == ["always_refreshes"]
+    done = command("-m", "foam", "doctor", path)
+    first, said, *places = done.stdout.splitlines()
+    assert done.returncode == 1 and first == "sandwich: 2 factors, 1 finding", done.stderr
+    assert said == f"  always_refreshes: {found['always_refreshes']}"
+    assert [place.strip() for place in places] == ["weight, block 0, axis 0 (12)", "weight, block 0, axis 1 (8)"]
+    done = command("-m", "foam", "doctor", recorded)
+    assert done.returncode == 0 and done.stdout == "foam: 3 factors, nothing is wrong\n", done.stderr
+    done = command("-m", "foam", "doctor", tmp_path / "missing.csv")
+    assert done.returncode == 2 and "missing.csv" in done.stderr
+    done = command("-m", "foam", "doctor", recorded, "--policy", "stale")
+    assert done.returncode == 2 and "has no policy 'stale': expected one of foam" in done.stderr

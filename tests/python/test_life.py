@@ -25,17 +25,21 @@ def test_a_closed_optimizer_says_so():
         optimizer.stats()
 
 
-def test_a_noise_floor_above_tau_is_said_with_the_remedy(caplog):
-    weight = np.ones((24, 24), "f4")
+def test_a_noise_floor_above_tau_is_said_once_with_the_remedy(caplog):
+    weight, random = np.ones((24, 24), "f4"), np.random.default_rng(0)
+    # Far below the rounding of f32 statistics: the proxy would be noise.
+    options = dict(preset="reference", epsilon=1e-30, epsilon_max=1e-29, check_period=1, root=1)
     with caplog.at_level(logging.WARNING, logger="foam"):
-        # Far below the rounding of f32 statistics: the proxy would be noise.
-        with foam.Optimizer({"weight": weight}, preset="reference", epsilon=1e-30, epsilon_max=1e-29, check_period=1, root=1) as optimizer:
-            gradient = np.random.default_rng(0).normal(size=(24, 24)).astype("f4")
-            optimizer.step({"weight": gradient})
+        with foam.Optimizer({"weight": weight}, **options) as optimizer:
+            for check in range(1, 31):
+                optimizer.step({"weight": random.normal(size=(24, 24)).astype("f4")})
+                assert bool(optimizer.stats()["findings"]) == (check >= 20)
+            found = optimizer.stats()["findings"]
             (factor, *_) = optimizer.factor_stats()
-    assert factor["noise_floor"] > 0.75
-    (said, *_) = [record.getMessage() for record in caplog.records if "rounding" in record.getMessage()]
-    assert "weight" in said and "statistic_dtype = f64 or a larger epsilon" in said
+    assert factor["noise_floor"] > 0.75 and factor["findings"] == ["noise_above_tau"]
+    assert list(found) == ["noise_above_tau"] and "try statistic_dtype = f64, or epsilon = " in found["noise_above_tau"]
+    (said,) = [record.getMessage() for record in caplog.records if "rounding" in record.getMessage()]
+    assert said.startswith("noise_above_tau: ") and "parameter 'weight', axis 0" in said
 
 
 def test_what_the_library_says_goes_to_the_logger(caplog):

@@ -163,12 +163,14 @@ def test_a_gradient_that_is_not_finite_fails_or_skips_and_changes_nothing():
 def test_stats_are_plain_and_complete():
     stats, factors = run(arrays(), gradients(9))
     assert (stats["steps"], stats["params"], stats["factors"], stats["checks"]) == (9, 2, 3, 9)
+    assert stats.pop("findings") == {}
     assert all(type(value) in (int, float) for value in stats.values())
     assert [(f["param"], f["axis"], f["dim"]) for f in factors] == [
         ("matrix", 0, 40),
         ("matrix", 1, 30),
         ("vector", 0, 7),
     ]
+    assert all(factor.pop("findings") == [] for factor in factors)
     assert {type(value) for factor in factors for value in factor.values()} == {int, float, str}
     assert sum(factor["evd_calls"] for factor in factors) == stats["evd_calls"] > 0
 

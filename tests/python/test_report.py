@@ -80,17 +80,24 @@ def test_what_is_wrong_with_a_factor_is_said():
     def judged(epsilon=1e-3, bound=0.1, proxy=0.1, rate=20.0, **last):
         factor = Factor("w", 0, 0, 4, [1, 2], [epsilon] * 2, [proxy] * 2, [bound] * 2, [rate] * 2, {})
         factor.last.update({"checks": 9, **last})
-        return [finding.text for finding in findings(factor, Run("foam", [factor], 0.75, 1e-2, {}))]
+        options = {"epsilon": "1e-3", "epsilon_max": "1e-2"}
+        return [finding.text for finding in findings(factor, Run("foam", [factor], 0.75, 1e-2, {}, options))]
 
     assert judged() == []
     assert judged(fallback_stale=2, failed_evds=3) == ["2 eigendecompositions failed and the old basis was kept"]
     assert judged(failed_evds=3) == ["3 eigendecompositions failed at first"]
     assert judged(bound=3.0) == ["the bound is lately 4.0 τ"]
     assert judged(proxy=1.5) == ["the proxy is lately 2.0 τ"]
-    assert judged(noise_floor=1.5) == ["rounding alone gives a proxy of 1.5, above τ: use a larger epsilon"]
-    assert judged(rate=95.0) == ["decomposed at 95 % of 9 checks: nothing is saved"]
-    assert judged(rate=95.0, checks=3) == []
-    assert judged(epsilon=1e-2) == ["epsilon is at its largest, 0.01"]
+    # The library's own findings, from the twentieth check on.
+    assert judged(noise_floor=1.5) == []
+    (noise,) = judged(noise_floor=1.5, checks=20)
+    assert noise == "rounding alone makes the proxy 1.50, above tau = 0.75; try statistic_dtype = f64, or epsilon = 0.02"
+    (busy,) = judged(evd_calls=19, checks=20)
+    assert busy.startswith("19 eigendecompositions at 20 checks, so that nothing is saved; try ")
+    (cap,) = judged(evd_calls=15, cap_refreshes=14, checks=20)
+    assert cap == "14 of 20 checks wanted more than epsilon_max; try epsilon_max = 0.1, or policy = sandwich"
+    (damped,) = judged(eigenvalue_max=1e-4, checks=20)
+    assert damped.startswith("epsilon = 1.00e-3 is not below the largest eigenvalue 1.00e-4")
     assert judged(bound=3.0, fallback_stale=1)[0].startswith("1 eigendecompositions failed")
 
 

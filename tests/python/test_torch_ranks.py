@@ -42,6 +42,16 @@ def test_replicas_of_shards_share_the_work(tmp_path):
     run("hsdp", 4, tmp_path)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_groups_share_the_collectives_of_one_step(size, tmp_path):
+    run("groups", size, tmp_path)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_real_data_trains_as_on_one_process(size, tmp_path):
+    run("digits", size, tmp_path)
+
+
 def test_a_real_backward_pass_through_fully_shard_trains_as_one_process(tmp_path):
     run("training", 2, tmp_path)
 

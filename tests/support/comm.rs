@@ -1,5 +1,6 @@
 //! A communicator of threads: ranks of one process that hand each other bytes. It can be made to fail.
 
+use cudarc::driver::sys::{self, CUresult};
 use foam::abi::foam_comm;
 use std::ffi::c_void;
 use std::sync::{Arc, Condvar, Mutex};
@@ -42,6 +43,12 @@ pub struct Member {
     count: usize,
     /// Names of the collectives so far.
     pub calls: Vec<&'static str>,
+    /// The messages lie in device memory; copies are put on the stream of the collective.
+    pub on_device: bool,
+    /// How long it waits for the others.
+    pub patience: Duration,
+    /// How often it waited for a stream.
+    pub waits: u64,
 }
 
 impl World {
@@ -49,7 +56,17 @@ impl World {
     pub fn members(size: usize, fault: Fault) -> Vec<Member> {
         let state = State { posted: (0..size).map(|_| None).collect(), taken: 0, broken: false };
         let world = Arc::new(World { state: Mutex::new(state), changed: Condvar::new() });
-        let member = |rank| Member { world: world.clone(), rank, size, fault, count: 0, calls: Vec::new() };
+        let member = |rank| Member {
+            world: world.clone(),
+            rank,
+            size,
+            fault,
+            count: 0,
+            calls: Vec::new(),
+            on_device: false,
+            waits: 0,
+            patience: Duration::from_secs(60),
+        };
         (0..size).map(member).collect()
     }
 }
@@ -77,7 +94,7 @@ impl Member {
     }
 
     fn swap(&mut self, messages: Vec<Vec<u8>>) -> Option<Vec<Vec<u8>>> {
-        let patience = Duration::from_secs(60);
+        let patience = self.patience;
         let number = self.count;
         self.count += 1;
         let mut state = self.world.state.lock().unwrap();
@@ -112,10 +129,22 @@ impl Member {
         Some(got)
     }
 
-    unsafe fn deliver(&mut self, name: &'static str, out: Vec<Vec<u8>>, recv: *mut u8, sizes: &[u64]) -> i32 {
+    unsafe fn deliver(
+        &mut self,
+        name: &'static str,
+        out: Option<Vec<Vec<u8>>>,
+        recv: *mut u8,
+        sizes: &[u64],
+        stream: *mut c_void,
+    ) -> i32 {
         self.calls.push(name);
         let number = self.count;
-        let Some(got) = self.swap(out) else { return BROKEN };
+        let Some(got) = out.and_then(|out| self.swap(out)) else {
+            // As a closed connection: nobody waits for this rank.
+            self.world.state.lock().unwrap().broken = true;
+            self.world.changed.notify_all();
+            return BROKEN;
+        };
         if self.fault == (Fault::Short { rank: self.rank, at: number }) {
             return 0;
         }
@@ -123,10 +152,44 @@ impl Member {
         for (message, size) in got.iter().zip(sizes) {
             let len = message.len().min(*size as usize);
             // SAFETY: the library gives as many bytes as it says.
-            unsafe { std::ptr::copy_nonoverlapping(message.as_ptr(), recv.add(at), len) };
+            if !unsafe { self.write(recv.add(at), &message[..len], stream) } {
+                return BROKEN;
+            }
             at += *size as usize;
         }
         0
+    }
+
+    /// Bytes of the library; none if the device does not give them.
+    unsafe fn read(&mut self, from: *const u8, bytes: usize, stream: *mut c_void) -> Option<Vec<u8>> {
+        let mut own = vec![0; bytes];
+        // SAFETY: the library gives as many bytes as it says.
+        unsafe {
+            if !self.on_device {
+                std::ptr::copy_nonoverlapping(from, own.as_mut_ptr(), bytes);
+                return Some(own);
+            }
+            self.waits += 1;
+            let copied =
+                sys::cuMemcpyDtoHAsync_v2(own.as_mut_ptr().cast(), from as u64, bytes, stream.cast());
+            let waited = sys::cuStreamSynchronize(stream.cast());
+            ((copied, waited) == (CUresult::CUDA_SUCCESS, CUresult::CUDA_SUCCESS)).then_some(own)
+        }
+    }
+
+    unsafe fn write(&mut self, to: *mut u8, bytes: &[u8], stream: *mut c_void) -> bool {
+        // SAFETY: as above.
+        unsafe {
+            if !self.on_device {
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
+                return true;
+            }
+            self.waits += 1;
+            let copied =
+                sys::cuMemcpyHtoDAsync_v2(to as u64, bytes.as_ptr().cast(), bytes.len(), stream.cast());
+            let waited = sys::cuStreamSynchronize(stream.cast());
+            (copied, waited) == (CUresult::CUDA_SUCCESS, CUresult::CUDA_SUCCESS)
+        }
     }
 }
 
@@ -136,20 +199,24 @@ unsafe extern "C" fn all_to_allv(
     send_bytes: *const u64,
     recv: *mut c_void,
     recv_bytes: *const u64,
-    _: *mut c_void,
+    stream: *mut c_void,
 ) -> i32 {
     // SAFETY: `user` is a member, and the buffers are as the library says.
     unsafe {
         let member = &mut *user.cast::<Member>();
         let mut at = 0;
-        let mut out = Vec::new();
+        let mut out = Some(Vec::new());
         for rank in 0..member.size {
             let bytes = *send_bytes.add(rank) as usize;
-            out.push(std::slice::from_raw_parts(send.cast::<u8>().add(at), bytes).to_vec());
+            let message = member.read(send.cast::<u8>().add(at), bytes, stream);
+            out = out.zip(message).map(|(mut out, message)| {
+                out.push(message);
+                out
+            });
             at += bytes;
         }
         let sizes = std::slice::from_raw_parts(recv_bytes, member.size).to_vec();
-        member.deliver("all_to_allv", out, recv.cast(), &sizes)
+        member.deliver("all_to_allv", out, recv.cast(), &sizes, stream)
     }
 }
 
@@ -159,13 +226,14 @@ unsafe extern "C" fn all_gatherv(
     bytes: u64,
     recv: *mut c_void,
     recv_bytes: *const u64,
-    _: *mut c_void,
+    stream: *mut c_void,
 ) -> i32 {
     // SAFETY: as above.
     unsafe {
         let member = &mut *user.cast::<Member>();
-        let own = std::slice::from_raw_parts(send.cast::<u8>(), bytes as usize).to_vec();
+        let own = member.read(send.cast::<u8>(), bytes as usize, stream);
         let sizes = std::slice::from_raw_parts(recv_bytes, member.size).to_vec();
-        member.deliver("all_gatherv", vec![own; member.size], recv.cast(), &sizes)
+        let out = own.map(|own| vec![own; member.size]);
+        member.deliver("all_gatherv", out, recv.cast(), &sizes, stream)
     }
 }

@@ -119,12 +119,13 @@ layout!(
         soap_form,
         refresh_schedule,
         normalize_grads,
-        reserved2,
+        refresh_method,
         max_precond_dim,
         front_period,
         front_steps,
         refresh_growth,
         kappa_threshold,
+        correction_period,
     }
 );
 layout!(
@@ -187,6 +188,11 @@ layout!(
         collectives,
         bytes_sent,
         bytes_received,
+        plain_steps,
+        qr_steps,
+        qr_refreshes,
+        qr_fallbacks,
+        findings,
     }
 );
 layout!(
@@ -228,6 +234,11 @@ layout!(
         bound_spectral,
         bound_sandwich,
         kappa,
+        orthogonality,
+        qr_steps,
+        qr_refreshes,
+        qr_fallbacks,
+        findings,
     }
 );
 layout!(stack, foam_stack { struct_size, flags, shape, ndim, dtype, count, weight_decay_scale, root });

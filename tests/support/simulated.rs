@@ -89,12 +89,3 @@ pub fn clear_faults() {
     // SAFETY: it takes nothing.
     unsafe { function() };
 }
-
-/// Marks a stream as being captured, or not.
-pub fn set_capturing(stream: *mut c_void, capturing: bool) {
-    // SAFETY: the simulator declares it so.
-    let function: unsafe extern "C" fn(u64, i32) -> i32 =
-        unsafe { std::mem::transmute(symbol("cudasim_set_capturing")) };
-    // SAFETY: a stream of this process.
-    assert_eq!(unsafe { function(stream as u64, i32::from(capturing)) }, 0);
-}

@@ -27,7 +27,13 @@ def _run(arguments: Optional[List[str]]) -> int:
     parser.add_argument("--version", action="version", version=f"foam {_version.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
 
-    doctor = commands.add_parser("doctor", help="report the library, the machine and CUDA, to paste into an issue")
+    doctor = commands.add_parser(
+        "doctor", help="report the library, the machine and CUDA, to paste into an issue; or say what is wrong with a run"
+    )
+    doctor.add_argument(
+        "csv", nargs="?", help="instead: a file that Optimizer.to_csv or the train example wrote; what is wrong with it"
+    )
+    doctor.add_argument("--policy", help="with a file: the run to judge, where it has several; default: all of them")
     doctor.add_argument(
         "--plan",
         nargs="+",
@@ -59,6 +65,9 @@ def _run(arguments: Optional[List[str]]) -> int:
     scaling.add_argument("--flops", type=float, default=1e14, help="operations per second of a rank; default 1e14")
     scaling.add_argument("--link", type=float, default=5e10, help="bytes per second that a rank sends; default 5e10")
     scaling.add_argument("--latency", type=float, default=2e-5, help="seconds of a collective; default 2e-5")
+    scaling.add_argument(
+        "--measure", type=int, default=0, metavar="STEPS", help="beside it, so many steps of real runs (needs PyTorch)"
+    )
     scaling.add_argument("--preset", help="the options to start from")
     scaling.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="options")
 
@@ -67,11 +76,16 @@ def _run(arguments: Optional[List[str]]) -> int:
         from .scaling import main as model
 
         speeds = (chosen.flops, chosen.link, chosen.latency)
-        return model(chosen.shapes, chosen.ranks, chosen.sharded, speeds, chosen.preset, chosen.set)
+        return model(
+            chosen.shapes, chosen.ranks, chosen.sharded, speeds, chosen.preset, chosen.set, chosen.measure
+        )
     if chosen.command == "doctor":
         from .doctor import main as examine
         from .doctor import plan_main as plan
+        from .doctor import run_main as judge
 
+        if chosen.csv:
+            return judge(chosen.csv, chosen.policy)
         return plan(chosen.plan, chosen.preset, chosen.set) if chosen.plan else examine()
     if chosen.command == "plot":
         from .plot import main as draw

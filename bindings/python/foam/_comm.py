@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from typing import Any, List, Optional
 
@@ -14,22 +15,31 @@ from .errors import UnsupportedError
 __all__ = ["Communicator"]
 
 
-def _bytes(address: int, size: int) -> torch.Tensor:
-    """Memory of the library as a tensor of uint8."""
-    return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
+class _DeviceMemory:
+    """Memory of a CUDA device, as torch reads it."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "strides": None,
+            "version": 3,
+        }
 
 
 class Communicator:
-    """The two collectives that the library wants, on the CPU backend of a process group.
+    """The two collectives that the library wants, on the backend of a process group for the parameters' device. On a
+    CUDA device they are put on the library's stream; this has not run on a GPU.
 
     A collective that raises (a rank died, a time-out) is reported to the library, which says what became of the
     parameters; the exception is the cause of the error that follows.
     """
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any, device: torch.device) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise UnsupportedError("process_group: expected torch.distributed.init_process_group before")
-        self.group = group
+        self.group, self.device = group, device
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         #: What the last collective raised.
         self.failure: Optional[BaseException] = None
@@ -40,33 +50,49 @@ class Communicator:
             ctypes.sizeof(_structs.Comm), self.rank, self.size, 0, None, self._exchange, self._gather
         )
 
-    def _all_to_allv(self, _user: Any, send: int, sent: Any, recv: int, received: Any, _stream: Any) -> int:
+    def _bytes(self, address: int, size: int) -> torch.Tensor:
+        """Memory of the library as a tensor of uint8."""
+        if self.device.type == "cuda":
+            return torch.as_tensor(_DeviceMemory(address, size), device=self.device)
+        return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
+
+    def _ordered(self, stream: Optional[int]) -> Any:
+        """What follows is put on the library's stream."""
+        if self.device.type == "cuda":
+            return torch.cuda.stream(torch.cuda.ExternalStream(stream or 0, device=self.device))
+        return contextlib.nullcontext()
+
+    def _all_to_allv(self, _user: Any, send: int, sent: Any, recv: int, received: Any, stream: Any) -> int:
         try:
             out, into = sent[: self.size], received[: self.size]
-            dist.all_to_all_single(
-                _bytes(recv, sum(into)), _bytes(send, sum(out)), into, out, group=self.group
-            )
+            with self._ordered(stream):
+                dist.all_to_all_single(
+                    self._bytes(recv, sum(into)), self._bytes(send, sum(out)), into, out, group=self.group
+                )
         except BaseException as cause:  # noqa: BLE001: nothing may cross the library
             self.failure = cause
             return 1
         return 0
 
-    def _all_gatherv(self, _user: Any, send: int, count: int, recv: int, received: Any, _stream: Any) -> int:
+    def _all_gatherv(self, _user: Any, send: int, count: int, recv: int, received: Any, stream: Any) -> int:
         try:
-            sizes: List[int] = received[: self.size]
-            own, whole = _bytes(send, count), _bytes(recv, sum(sizes))
-            if len(set(sizes)) == 1:
-                dist.all_gather_into_tensor(whole, own, group=self.group)
-                return 0
-            # Backends gather equal parts only: all are as long as the longest.
-            longest = max(sizes)
-            padded = torch.zeros(longest, dtype=torch.uint8)
-            padded[:count] = own
-            parts = torch.empty(self.size * longest, dtype=torch.uint8)
-            dist.all_gather_into_tensor(parts, padded, group=self.group)
-            for rank, (piece, size) in enumerate(zip(whole.split(sizes), sizes)):
-                piece.copy_(parts[rank * longest : rank * longest + size])
+            with self._ordered(stream):
+                self._gather_bytes(send, count, recv, received[: self.size])
         except BaseException as cause:  # noqa: BLE001
             self.failure = cause
             return 1
         return 0
+
+    def _gather_bytes(self, send: int, count: int, recv: int, sizes: List[int]) -> None:
+        own, whole = self._bytes(send, count), self._bytes(recv, sum(sizes))
+        if len(set(sizes)) == 1:
+            dist.all_gather_into_tensor(whole, own, group=self.group)
+            return
+        # Backends gather equal parts only: all are as long as the longest.
+        longest = max(sizes)
+        padded = torch.zeros(longest, dtype=torch.uint8, device=self.device)
+        padded[:count] = own
+        parts = torch.empty(self.size * longest, dtype=torch.uint8, device=self.device)
+        dist.all_gather_into_tensor(parts, padded, group=self.group)
+        for rank, (piece, size) in enumerate(zip(whole.split(sizes), sizes)):
+            piece.copy_(parts[rank * longest : rank * longest + size])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import math
 import os
-from typing import Any
+from typing import Any, Mapping
 
-from ._handle import Handle
+from ._handle import Handle, defaults
 from .errors import InvalidArgumentError
 
 __all__ = ["COLUMNS", "append_snapshot"]
@@ -53,8 +53,14 @@ COLUMNS = (
     "bound_average",
     "bound_spectral",
     "bound_sandwich",
+    "orthogonality",
+    "qr_steps",
+    "qr_refreshes",
+    "qr_fallbacks",
+    "findings",
     # Of the whole group, the same in all its rows.
     "group",
+    "options",
     "seconds_inspect",
     "seconds_accumulate",
     "seconds_sense",
@@ -73,7 +79,7 @@ def append_snapshot(path: Any, handle: Handle, group: int = 0) -> None:
         # In units of each factor's largest eigenvalue: not a limit of the column epsilon.
         shared["epsilon_max"] = ""
     shared.update((key, value) for key, value in stats.items() if key.startswith("seconds_"))
-    shared.update(group=group, step=stats["steps"])
+    shared.update(group=group, step=stats["steps"], options=_options(handle.options))
     new = not os.path.exists(path) or os.path.getsize(path) == 0
     if not new:
         with open(path, newline="", encoding="utf-8") as file:
@@ -87,9 +93,15 @@ def append_snapshot(path: Any, handle: Handle, group: int = 0) -> None:
         if new:
             writer.writerow(COLUMNS)
         for factor in handle.factor_stats():
-            row = {**factor, **shared}
+            row = {**factor, **shared, "findings": " ".join(factor["findings"])}
             # A state of foam.jax knows of no seconds.
             writer.writerow([_cell(row.get(column, "")) for column in COLUMNS])
+
+
+def _options(options: Mapping[str, str]) -> str:
+    """The options that are not those of the preset ``reference``, as ``KEY=VALUE``: the diagnosis needs them."""
+    usual = defaults("reference")
+    return " ".join(f"{key}={value}" for key, value in options.items() if value != usual.get(key))
 
 
 def _cell(value: Any) -> Any:

@@ -13,6 +13,7 @@ import threading
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _library, _structs
+from ._diagnosis import names, sentences
 from ._log import LOG, hearing
 from .errors import BusyError, CollectiveError, InvalidArgumentError, PanicError, PoisonedError
 from .tensors import DTYPES, View
@@ -249,6 +250,19 @@ class Handle:
         stream: Optional[int],
         flags: int,
     ) -> bool:
+        args, skipped = self._args(params, grads, lr, grad_scale, stream, flags)
+        self._enter("foam_step", ctypes.byref(args))
+        return bool(skipped.value)
+
+    def _args(
+        self,
+        params: Sequence[View],
+        grads: Sequence[Optional[View]],
+        lr: Optional[float],
+        grad_scale: float,
+        stream: Optional[int],
+        flags: int,
+    ) -> Tuple[_structs.StepArgs, ctypes.c_int32]:
         for tensor, view in zip(self._params, params):
             view.fill(tensor)
         for tensor, grad in zip(self._grads, grads):
@@ -269,8 +283,36 @@ class Handle:
         args.skipped = ctypes.pointer(skipped)
         args.lr = math.nan if lr is None else lr
         args.grad_scale = grad_scale
-        self._enter("foam_step", ctypes.byref(args))
-        return bool(skipped.value)
+        return args, skipped
+
+    @staticmethod
+    def step_together(
+        steps: Sequence[Tuple["Handle", Sequence[View], Sequence[Optional[View]], float]],
+        grad_scale: float,
+        *,
+        validate: bool = False,
+    ) -> bool:
+        """One step of several optimizers that share their work over one communicator, or of none, with the
+        collectives of one step. True if it was skipped because a gradient is not finite.
+        """
+        with contextlib.ExitStack() as held:
+            for handle, *_ in steps:
+                held.enter_context(alone(handle._lock))
+            flags = _structs.STEP_VALIDATE if validate else 0
+            made = [handle._args(params, grads, lr, grad_scale, None, flags) for handle, params, grads, lr in steps]
+            args = (_structs.StepArgs * len(steps))(*(each for each, _ in made))
+            if any(handle.closed for handle, *_ in steps):
+                raise InvalidArgumentError("the optimizer is closed")
+            handles = (ctypes.c_void_p * len(steps))(*(handle._pointer for handle, *_ in steps))
+            first = steps[0][0]
+            try:
+                with hearing(), first._collectives():
+                    first._library.call("foam_step_together", handles, args, len(steps))
+            except (CollectiveError, PanicError, PoisonedError):
+                for handle, *_ in steps:
+                    handle.poisoned = True
+                raise
+        return bool(made[0][1].value)
 
     def synchronize(self) -> None:
         """Waits until the device has done all work."""
@@ -284,7 +326,13 @@ class Handle:
         info.struct_size = ctypes.sizeof(info)
         self._call("foam_stats", ctypes.byref(info))
         counts = {field[0]: getattr(info, field[0]) for field in info._fields_[2:]}
-        return {**counts, "evd_rate": evd_rate(counts)}
+        return {**counts, "evd_rate": evd_rate(counts), "findings": self._findings() if counts["findings"] else {}}
+
+    def _findings(self) -> Dict[str, str]:
+        """A sentence for each finding."""
+        text = ctypes.create_string_buffer(1 << 14)
+        self._call("foam_diagnosis", text, len(text), None)
+        return sentences(text.value.decode("utf-8", "replace"))
 
     def factor_stats(self) -> List[Dict[str, Any]]:
         """``foam_factor_info`` of every factor, with the parameter's name and the branch as text."""
@@ -299,6 +347,7 @@ class Handle:
         branch = _structs.BRANCHES[info.last_branch] if known else str(info.last_branch)
         described = {"param": self.names[info.param_index], "branch": branch}
         described.update((field[0], getattr(info, field[0])) for field in info._fields_[2:])
+        described["findings"] = names(info.findings)
         described["evd_rate"] = evd_rate(described)
         return described
 

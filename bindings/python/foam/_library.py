@@ -27,6 +27,8 @@ __all__ = ["Attempt", "Library", "load", "attempts"]
 
 #: The environment variable that names the library.
 VARIABLE = "FOAM_LIBRARY"
+#: The one that names folders with NVIDIA's libraries.
+CUDA_VARIABLE = "FOAM_CUDA_LIBRARY_PATH"
 
 _PACKAGE = Path(__file__).resolve().parent
 _FILE = "libfoam.dylib" if sys.platform == "darwin" else "libfoam.so"
@@ -76,6 +78,7 @@ def load() -> Library:
     with _lock:
         if _loaded is None:
             _attempts.clear()
+            _name_cuda_folders()
             _loaded = _find()
         return _loaded
 
@@ -83,6 +86,16 @@ def load() -> Library:
 def attempts() -> List[Attempt]:
     """What the last search tried, in order."""
     return list(_attempts)
+
+
+def _name_cuda_folders() -> None:
+    """Tells the library where NVIDIA's Python packages have cuBLAS and cuSOLVER, which no loader's path names."""
+    if CUDA_VARIABLE in os.environ:
+        return
+    places = (Path(entry or ".") / "nvidia" for entry in sys.path)
+    found = [str(folder.resolve()) for place in places for folder in sorted(place.glob("*/lib"))]
+    if found:
+        os.environ[CUDA_VARIABLE] = ":".join(dict.fromkeys(found))
 
 
 def _find() -> Library:
@@ -213,6 +226,7 @@ def _prototypes() -> Dict[str, Tuple[Any, List[Any]]]:
         "foam_destroy": (None, [handle]),
         "foam_step_args_init": (status, [args, c_uint32, error]),
         "foam_step": (status, [handle, args, error]),
+        "foam_step_together": (status, [POINTER(handle), args, c_size_t, error]),
         "foam_set_option": (status, [handle, c_char_p, c_char_p, error]),
         "foam_get_option": (status, [handle, c_char_p, c_char_p, c_size_t, error]),
         "foam_plan_blocks": (
@@ -233,6 +247,21 @@ def _prototypes() -> Dict[str, Tuple[Any, List[Any]]]:
         "foam_factor_read": (
             status,
             [handle, *place, c_int32, POINTER(c_double), c_size_t, size_out, error],
+        ),
+        "foam_diagnosis": (status, [handle, c_char_p, c_size_t, size_out, error]),
+        "foam_diagnose": (
+            status,
+            [
+                POINTER(_structs.Config),
+                POINTER(_structs.FactorInfo),
+                c_size_t,
+                c_size_t,
+                POINTER(c_uint64),
+                c_char_p,
+                c_size_t,
+                size_out,
+                error,
+            ],
         ),
         "foam_exact_gap": (status, [handle, *place, POINTER(c_double), error]),
         "foam_save_file": (status, [handle, c_char_p, error]),

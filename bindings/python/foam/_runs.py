@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import math
 import os
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+from ._diagnosis import diagnose
 from ._handle import evd_rate
 from .errors import InvalidArgumentError
 
@@ -15,7 +16,18 @@ __all__ = ["Factor", "Run", "choose", "read_runs"]
 _NEEDED = ("step", "param", "block", "axis", "epsilon", "proxy", "evd_calls")
 
 #: Columns whose last value is kept.
-_LAST = ("noise_floor", "checks", "evd_calls", "failed_evds", "fallback_double", "fallback_svd", "fallback_stale")
+_LAST = (
+    "noise_floor",
+    "residual",
+    "eigenvalue_max",
+    "checks",
+    "evd_calls",
+    "cap_refreshes",
+    "failed_evds",
+    "fallback_double",
+    "fallback_svd",
+    "fallback_stale",
+)
 
 
 class Factor(NamedTuple):
@@ -44,6 +56,19 @@ class Run(NamedTuple):
     epsilon_max: Optional[float]
     #: For each group the seconds of each phase at its last row; empty where the file has none.
     seconds: Dict[str, Dict[str, float]]
+    #: The options that were in use, as far as the file says them.
+    options: Mapping[str, str] = {}
+
+    def statistics(self, factor: Factor) -> Dict[str, float]:
+        """The last statistics of a factor, as the diagnosis takes them."""
+        lists = {"epsilon": factor.epsilon, "proxy": factor.proxy}
+        last = {name: values[-1] for name, values in lists.items() if values}
+        known = {name: value for name, value in factor.last.items() if not math.isnan(value)}
+        return {"checks": len(factor.steps), **last, **known}
+
+    def judged_by(self) -> Dict[str, str]:
+        """The options that the factors are judged with."""
+        return {**self.options, **({} if self.tau is None else {"tau": repr(self.tau)})}
 
 
 def read_runs(path: Any) -> List[Run]:
@@ -67,7 +92,7 @@ def read_runs(path: Any) -> List[Run]:
             run = runs.get(policy)
             if run is None:
                 limits = (_constant(row, "tau"), _constant(row, "epsilon_max"))
-                run = runs[policy] = Run(policy, [], *limits, {})
+                run = runs[policy] = Run(policy, [], *limits, {}, _options(row))
             key = (policy, row["param"], row["block"], row["axis"])
             if key not in factors:
                 dim = int(row.get("dim") or 0)
@@ -110,6 +135,22 @@ def _number(row: Dict[str, str], column: str) -> float:
         return float(text) if text else math.nan
     except ValueError:
         raise InvalidArgumentError(f"column '{column}' has '{text}' in it: expected a number") from None
+
+
+def _options(row: Dict[str, str]) -> Dict[str, str]:
+    if row.get("options"):
+        pairs = (word.partition("=") for word in row["options"].split())
+        return {key: value for key, _, value in pairs if key not in ("device", "num_threads")}
+    # A file of another version says less; a policy that is no policy of the library is a name of a run.
+    known = {key: row[key] for key in ("policy", "tau", "epsilon_max") if row.get(key)}
+    for left_out in ((), ("policy",), ("epsilon_max",), ("policy", "epsilon_max")):
+        options = {key: value for key, value in known.items() if key not in left_out}
+        try:
+            diagnose(options, [])
+        except InvalidArgumentError:
+            continue
+        return options
+    return {}
 
 
 def _constant(row: Dict[str, str], column: str) -> Optional[float]:

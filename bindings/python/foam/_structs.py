@@ -96,6 +96,9 @@ BRANCHES = (
     "reuse_same",
 )
 
+#: ``FOAM_FINDING_*`` by the number of the bit: what keeps a configuration from working.
+FINDINGS = ("noise_above_tau", "epsilon_at_cap", "always_refreshes", "damping_dominates", "refreshes_fail")
+
 #: ``FOAM_FACTOR_*``: the matrices of a factor.
 FACTOR_MATRICES = {"statistic": 0, "basis": 1, "spectrum": 2, "inverse_root": 3}
 
@@ -209,10 +212,11 @@ class Config(ctypes.Structure):
             ("soap_form", c_int32),
             ("refresh_schedule", c_int32),
             ("normalize_grads", c_int32),
-            ("reserved2", c_int32),
+            ("refresh_method", c_int32),
         ]
         + [(name, c_int64) for name in ("max_precond_dim", "front_period", "front_steps")]
         + [(name, c_double) for name in ("refresh_growth", "kappa_threshold")]
+        + [("correction_period", c_int64)]
     )
 
 
@@ -289,7 +293,11 @@ class StatsInfo(ctypes.Structure):
             (name, c_uint64)
             for name in ("bound_exceeded", "bound_average", "bound_spectral", "bound_sandwich")
         ]
-        + [(name, c_uint64) for name in ("collectives", "bytes_sent", "bytes_received")]
+        + [
+            (name, c_uint64)
+            for name in ("collectives", "bytes_sent", "bytes_received", "plain_steps")
+        ]
+        + [(name, c_uint64) for name in ("qr_steps", "qr_refreshes", "qr_fallbacks", "findings")]
     )
 
 
@@ -338,7 +346,9 @@ class FactorInfo(ctypes.Structure):
                 "bound_sandwich",
             )
         ]
-        + [("kappa", c_double)]
+        + [("kappa", c_double), ("orthogonality", c_double)]
+        + [(name, c_uint64) for name in ("qr_steps", "qr_refreshes", "qr_fallbacks")]
+        + [("findings", c_uint64)]
     )
 
 
@@ -516,6 +526,9 @@ API_FUNCTIONS = (
     "param_state_bytes",
     "read_states",
     "write_states",
+    "step_together",
+    "diagnosis",
+    "diagnose",
 )
 
 

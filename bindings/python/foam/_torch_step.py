@@ -8,7 +8,7 @@ overflows the statistics, is in doubt for huge gradients alone. Groups in doubt 
 from __future__ import annotations
 
 import math
-from typing import Callable, List, NamedTuple, Optional, Sequence
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
 
 import torch
 
@@ -68,20 +68,35 @@ def step_together(works: Sequence[Work], grad_scale: float) -> None:
 
 def _step_ranks(works: Sequence[Work], grad_scale: float) -> None:
     """The same for groups that ranks share. Which calls are made must not depend on what one rank sees: every group is
-    stepped on every rank, in order, and all but the first are validated before.
+    stepped on every rank. The groups of one communicator share its collectives; if there are several communicators,
+    all but the first are validated before.
     """
     _refuse_overlaps(works)
+    sharing: Dict[int, List[Work]] = {}
+    for work in works:
+        sharing.setdefault(id(work.handle.comm), []).append(work)
+    clusters = list(sharing.values())
     with hearing():
-        for work in works[1:]:
-            if work.handle.step(work.targets, work.grads, work.lr, grad_scale, validate=True):
+        for cluster in clusters[1:]:
+            if _step_cluster(cluster, grad_scale, validate=True):
                 return
-        for work in works:
-            if work.handle.step(work.targets, work.grads, work.lr, grad_scale):
+        for cluster in clusters:
+            if _step_cluster(cluster, grad_scale):
                 return
         for work in works:
             # Other ranks may have had a gradient where this one holds nothing.
             for param in work.params:
                 written(local(param))
+
+
+def _step_cluster(cluster: Sequence[Work], grad_scale: float, *, validate: bool = False) -> bool:
+    """One step of groups with one communicator, or without one."""
+    if cluster[0].handle.comm is not None:
+        steps = [(work.handle, work.targets, work.grads, work.lr) for work in cluster]
+        return Handle.step_together(steps, grad_scale, validate=validate)
+    return any(
+        work.handle.step(work.targets, work.grads, work.lr, grad_scale, validate=validate) for work in cluster
+    )
 
 
 def _run(undo: Sequence[Callable[[], None]]) -> None:

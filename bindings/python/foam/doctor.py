@@ -1,7 +1,8 @@
 """``python -m foam doctor``: what is loaded, from where, and what was tried, as a table for an issue.
 
 The exit status is 0 if the library can be used, CUDA or not. With ``--plan`` it prints instead what the optimizer
-would need for a model: blocks, factors, bytes and products.
+would need for a model: blocks, factors, bytes and products. With a file of statistics it prints instead what keeps
+that run from working, with the option to change and a value to try.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from . import _library, _structs, _version
 from ._safetensors import read_shapes
 from .errors import FoamError, InvalidArgumentError, LibraryError
 
-__all__ = ["main", "plan_main"]
+__all__ = ["main", "plan_main", "run_main"]
 
 #: CPU features that the kernels profit from.
 _FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve")
@@ -62,6 +63,38 @@ def plan_main(words: Sequence[str], preset: Optional[str], settings: Sequence[st
         print(f"doctor: {cause}", file=sys.stderr)
         return 2
     return 0
+
+
+#: Factors that are named for each finding.
+_NAMED = 5
+
+
+def run_main(path: str, policy: Optional[str]) -> int:
+    """Prints the findings about the runs of a file of statistics; 0 without any, 1 with some, 2 if it cannot be read."""
+    from ._diagnosis import diagnose
+    from ._runs import choose, read_runs
+
+    healthy = True
+    try:
+        for run in choose(read_runs(path), policy, path):
+            found, each = diagnose(run.judged_by(), [run.statistics(factor) for factor in run.factors])
+            healthy = healthy and not found
+            print(f"{run.policy}: {len(run.factors)} factors, {_findings(len(found))}")
+            for name, said in found.items():
+                print(f"  {name}: {said}")
+                concerned = [factor for factor, own in zip(run.factors, each) if name in own]
+                for factor in concerned[:_NAMED]:
+                    print(f"    {factor.param}, block {factor.block}, axis {factor.axis} ({factor.dim})")
+                if len(concerned) > _NAMED:
+                    print(f"    and {len(concerned) - _NAMED} more: python -m foam report {path}")
+    except (OSError, FoamError) as cause:
+        print(f"doctor: {cause}", file=sys.stderr)
+        return 2
+    return 0 if healthy else 1
+
+
+def _findings(count: int) -> str:
+    return "nothing is wrong" if count == 0 else f"{count} finding{'s' if count > 1 else ''}"
 
 
 def _shapes(word: str) -> Iterator[Tuple[str, "_Shape"]]:

@@ -192,7 +192,9 @@ class Optimizer:
     def stats(self) -> Dict[str, Any]:
         """Statistics of the whole optimizer: steps, checks, eigendecompositions, fallbacks, bytes, seconds by phase.
 
-        The keys are the fields of ``foam_stats_info`` in ``foam.h``, and ``"evd_rate"``: eigendecompositions over
+        The keys are the fields of ``foam_stats_info`` in ``foam.h``, ``"findings"``: a sentence by name for each thing
+        that keeps the configuration from working, with the option to change and a value to try (a factor is judged
+        from its twentieth check on; each is also logged once), and ``"evd_rate"``: eigendecompositions over
         checks, 0 before the first check.
         """
         return self._handle.stats()

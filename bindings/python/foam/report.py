@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
+from ._diagnosis import diagnose_one
 from ._runs import Factor, Run, choose, read_runs
 from .errors import FoamError
 
@@ -27,10 +28,9 @@ _POINTS = 500
 
 #: The bound is proven and seldom reached; beyond this many τ a person should look at it.
 _FAR = 2
-#: A factor that is decomposed at this share of its checks saves next to nothing.
-_BUSY = 0.9
-#: Checks before a factor's rate is judged.
-_ENOUGH = 5
+#: What the library's findings weigh.
+_WEIGHTS = {"noise_above_tau": 40, "damping_dominates": 30, "refreshes_fail": 20, "epsilon_at_cap": 10}
+_WEIGHT = 10
 
 
 class Finding(NamedTuple):
@@ -58,14 +58,8 @@ def findings(factor: Factor, run: Run) -> List[Finding]:
         proxy = _lately(factor.proxy)
         if proxy > run.tau:
             found.append(Finding(15 * proxy / run.tau, f"the proxy is lately {proxy / run.tau:.1f} τ"))
-        if last.get("noise_floor", 0) > run.tau:
-            text = f"rounding alone gives a proxy of {last['noise_floor']:.2g}, above τ: use a larger epsilon"
-            found.append(Finding(40, text))
-    checks = last.get("checks", len(factor.steps))
-    if checks >= _ENOUGH and factor.rate and factor.rate[-1] >= 100 * _BUSY:
-        found.append(Finding(10, f"decomposed at {factor.rate[-1]:.0f} % of {checks:.0f} checks: nothing is saved"))
-    if run.epsilon_max is not None and factor.epsilon and factor.epsilon[-1] >= 0.999 * run.epsilon_max:
-        found.append(Finding(5, f"epsilon is at its largest, {run.epsilon_max:.2g}"))
+    for name, text in diagnose_one(run.judged_by(), run.statistics(factor)).items():
+        found.append(Finding(_WEIGHTS.get(name, _WEIGHT), text))
     return sorted(found, key=lambda finding: -finding.weight)
 
 

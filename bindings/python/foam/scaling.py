@@ -15,8 +15,15 @@ from .tensors import DTYPES
 
 __all__ = ["Scaling", "scaling"]
 
-#: Bytes of a rank's note in each collective agreement, without two bytes per parameter, and of a message's seal.
+#: Bytes of a rank's note in each collective agreement, without two bytes per parameter, and of a note's seal.
 _NOTE, _SEAL = 280, 8
+#: Bytes around the values of a message, which are filled up to a multiple of eight.
+_WRAP = 16
+
+
+def _wrapped(size: int) -> int:
+    return _WRAP + -(-size // 8) * 8
+
 
 
 class Scaling(NamedTuple):
@@ -90,10 +97,10 @@ def scaling(
         held = sum(values) / ranks
         # A gradient and a value to the owner, unless it is this rank; new values back to who hold them.
         sent = max(int(2 * held * others / ranks + own * others / ranks) for own in values)
-        sent += others * (2 * note + 2 * _SEAL + 8)
+        sent += others * (2 * note + 2 * _WRAP)
         collectives = 4
     else:
-        sent = others * (max(values) + 8 + _SEAL + note)
+        sent = others * (_wrapped(max(values)) + note)
         collectives = 2
     return Scaling(
         ranks,
@@ -108,6 +115,29 @@ def scaling(
     )
 
 
+def _measured(
+    specs: Sequence[ParamSpec],
+    ranks: int,
+    sharded: bool,
+    preset: Optional[str],
+    options: Mapping[str, Any],
+    steps: int,
+) -> Sequence[str]:
+    """The same columns of a real run."""
+    from ._measure import World
+
+    shapes = [(spec.name, list(spec.shape), spec.dtype) for spec in specs]
+    with World(shapes, ranks, sharded, preset, options) as world:
+        world.step(steps + 1)
+        ended = world.end()
+    return (
+        f"{max(ended.state) / 1e6:.4g} MB",
+        f"{ended.balance():.3f}",
+        str(ended.collectives if ranks > 1 else 0),
+        f"{max(ended.sent) / 1e6:.4g} MB",
+    )
+
+
 def main(
     words: Sequence[str],
     ranks: Sequence[int],
@@ -115,8 +145,11 @@ def main(
     speeds: Sequence[float],
     preset: Optional[str],
     settings: Sequence[str],
+    measure: int = 0,
 ) -> int:
-    """Prints a table, one line per number of ranks; 2 if a shape, an option or a number is wrong."""
+    """Prints a table, one line per number of ranks; 2 if a shape, an option or a number is wrong. With ``measure``
+    real runs of so many steps stand beside the model: processes over gloo on this machine.
+    """
     from .doctor import _pair, _shapes
 
     try:
@@ -129,6 +162,8 @@ def main(
         rows: List[Sequence[str]] = [
             ("ranks", "state, largest", "work, largest / mean", "collectives", "bytes sent", "work", "exchange", "step")
         ]
+        if measure:
+            rows[0] = (*rows[0], "measured: state", "work, largest / mean", "collectives", "bytes sent")
         for count in ranks:
             found = scaling(
                 specs,
@@ -149,6 +184,7 @@ def main(
                     str(found.collectives if count > 1 else 0),
                     f"{found.sent / 1e6:.4g} MB",
                     *(f"{1e3 * each:.4g} ms" for each in seconds),
+                    *(_measured(specs, count, sharded, preset, options, measure) if measure else ()),
                 )
             )
     except (OSError, FoamError) as cause:

@@ -27,9 +27,19 @@ from ._torch_groups import (
     targets,
 )
 from ._torch_model import param_groups
-from ._torch_ranks import PARAM_STATE, SKIPPED, common_mesh, is_dtensor, mesh_group, read_states, write_states
+from ._torch_ranks import (
+    PARAM_STATE,
+    SKIPPED,
+    common_mesh,
+    is_dtensor,
+    local,
+    mesh_group,
+    read_states,
+    write_states,
+)
 from ._torch_state import STATE, get_state, padded_state, put_state
 from ._torch_step import Work, step_together
+from ._diagnosis import merged
 from .errors import BadCheckpointError, InvalidArgumentError, PoisonedError
 from .tensors import Owner, View
 
@@ -147,11 +157,14 @@ class FOAM(torch.optim.Optimizer):
             return None
         if mesh is not None and self._process_group is not None:
             raise InvalidArgumentError("process_group is given, but the parameters have a mesh: expected one of them")
-        key = ("group",) if mesh is None else mesh
+        device = local(group["params"][0]).device
+        key = (device, "group" if mesh is None else mesh)
         if key not in self._comms:
             from ._comm import Communicator
 
-            self._comms[key] = Communicator(self._process_group if mesh is None else mesh_group(mesh))
+            self._comms[key] = Communicator(
+                self._process_group if mesh is None else mesh_group(mesh), device
+            )
         return self._comms[key]
 
     def _mark_state(self, group: Dict[str, Any]) -> None:
@@ -323,15 +336,17 @@ class FOAM(torch.optim.Optimizer):
 
     def stats(self, group: Optional[int] = None) -> Dict[str, Any]:
         """Statistics of one group, or of all together: counts, bytes and seconds are added up, ``steps``,
-        ``skipped_steps`` and ``threads`` are the largest of any group.
+        ``skipped_steps`` and ``threads`` are the largest of any group; ``findings`` are as for
+        :meth:`foam.Optimizer.stats`.
         """
         with alone(self._lock):
             if group is not None:
                 return self._natives[group].handle.stats()
             each = [native.handle.stats() for native in self._natives]
         largest = ("steps", "skipped_steps", "threads")
+        findings = merged([counts.pop("findings") for counts in each], "param_groups")
         together = {key: (max if key in largest else sum)(counts[key] for counts in each) for key in each[0]}
-        return {**together, "evd_rate": evd_rate(together)}
+        return {**together, "evd_rate": evd_rate(together), "findings": findings}
 
     def factor_stats(self) -> List[Dict[str, Any]]:
         """Statistics of every factor of every group (see :meth:`foam.Optimizer.factor_stats`), with its ``"group"``."""

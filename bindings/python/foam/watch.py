@@ -49,6 +49,7 @@ def scalars(optimizer: Any, *, per_factor: bool = False) -> Dict[str, float]:
     """
     stats, factors = _read(optimizer)
     found = {f"foam/{key}": float(stats[key]) for key in _COUNTS if key in stats}
+    found["foam/findings"] = float(len(stats.get("findings", ())))
     for key in stats:
         if key.startswith("seconds_"):
             found[f"foam/seconds/{key[8:]}"] = stats[key] / max(stats["steps"], 1)

@@ -31,6 +31,7 @@ use crate::preconditioner::{FactorRecord, Preconditioner};
 use crate::tensor::Precision;
 use parking_lot::Mutex;
 use pool::Workers;
+pub use product::kernels;
 use scratch::{Scratch, ScratchShape};
 use walks::Walks;
 
@@ -232,6 +233,9 @@ pub struct Cpu {
     left_out: u64,
     /// What was sensed last.
     sensed: Vec<Sensed>,
+    /// The orders of a refresh that works on a block at a time, by block, and which of them are of one block.
+    places: Vec<usize>,
+    groups: Vec<std::ops::Range<usize>>,
     /// diag QᵀLQ of every factor, as last sensed (only for a policy that may adopt it).
     diagonals: Vec<f64>,
     /// The gradients of this call have been looked at.
@@ -274,6 +278,8 @@ impl Cpu {
             infos: filled(0, blocks, what)?,
             left_out: 0,
             sensed: reserved(plan.factors.len(), what)?,
+            places: reserved(plan.factors.len(), what)?,
+            groups: reserved(plan.factors.len(), what)?,
             diagonals: filled(0.0, diagonals, what)?,
             inspected: false,
             write: reserved(plan.arrays.len(), what)?,

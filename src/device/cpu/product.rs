@@ -1,6 +1,6 @@
 //! Matrix products on raw, strided memory: a thin layer over faer, plus what keeps symmetry's gain.
 
-use super::real::Real;
+use super::real::{Real, vectorized};
 use crate::error::Result;
 use crate::memory::{filled, probe};
 use faer::{Accum, MatMut, MatRef, Par};
@@ -11,6 +11,21 @@ use std::cell::Cell;
 const PACKING: u128 = 64 << 20;
 /// Side of a product that is not done in registers.
 const SIDE: usize = 64;
+
+/// The vectors that faer's products use on this machine: it chooses them at run time, by these features.
+pub fn kernels() -> &'static str {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::is_x86_feature_detected as has;
+        if has!("avx512f") {
+            return "AVX-512";
+        }
+        if has!("avx2") && has!("fma") {
+            return "AVX2";
+        }
+    }
+    if cfg!(target_arch = "aarch64") { "NEON" } else { "portable" }
+}
 
 thread_local! {
     static READY: Cell<bool> = const { Cell::new(false) };
@@ -160,6 +175,8 @@ pub unsafe fn multiply_lower<T: Real>(
 
 /// Side of the tiles in which a triangle is copied onto the other.
 const TILE: usize = 32;
+/// Side of the parts of a tile that are transposed in registers.
+const PART: usize = 8;
 
 /// Copies the lower triangle of a column-major `source` of side `n`, times `scale`, into both triangles
 /// of `target`, converting on the way.
@@ -174,19 +191,61 @@ pub unsafe fn mirror<S: Real, W: Real>(
     n: usize,
     scale: f64,
 ) {
-    let convert = |x: S| if scale == 1.0 { W::of(x.wide()) } else { W::of(x.wide() * scale) };
-    for first_col in (0..n).step_by(TILE) {
-        for first_row in (first_col..n).step_by(TILE) {
-            for j in first_col..(first_col + TILE).min(n) {
-                for i in first_row.max(j)..(first_row + TILE).min(n) {
-                    // SAFETY: i, j < n.
-                    unsafe {
-                        let x = convert(source.add(i + j * stride).read());
-                        target.add(i + j * n).write(x);
-                        target.add(j + i * n).write(x);
+    vectorized(
+        #[inline(always)]
+        || {
+            for first_col in (0..n).step_by(TILE) {
+                for first_row in (first_col..n).step_by(TILE) {
+                    for col in (first_col..(first_col + TILE).min(n)).step_by(PART) {
+                        for row in (first_row.max(col)..(first_row + TILE).min(n)).step_by(PART) {
+                            // SAFETY: the caller's contract; the part lies within the matrix.
+                            unsafe { mirror_part(source, stride, target, n, scale, row, col) };
+                        }
                     }
                 }
             }
+        },
+    );
+}
+
+/// The part of [`mirror`] that starts at (`row`, `col`).
+///
+/// # Safety
+/// As [`mirror`]; row, col < n.
+#[inline(always)]
+unsafe fn mirror_part<S: Real, W: Real>(
+    source: *const S,
+    stride: usize,
+    target: *mut W,
+    n: usize,
+    scale: f64,
+    row: usize,
+    col: usize,
+) {
+    let convert = |x: S| if scale == 1.0 { W::of(x.wide()) } else { W::of(x.wide() * scale) };
+    // SAFETY: the caller's contract.
+    unsafe {
+        if row == col || row + PART > n || col + PART > n {
+            for j in col..(col + PART).min(n) {
+                for i in row.max(j)..(row + PART).min(n) {
+                    let x = convert(source.add(i + j * stride).read());
+                    target.add(i + j * n).write(x);
+                    target.add(j + i * n).write(x);
+                }
+            }
+            return;
+        }
+        let mut columns = [[W::default(); PART]; PART];
+        for (j, column) in columns.iter_mut().enumerate() {
+            let from = source.add(row + (col + j) * stride).cast::<[S; PART]>().read_unaligned();
+            *column = from.map(convert);
+        }
+        for (j, column) in columns.iter().enumerate() {
+            target.add(row + (col + j) * n).cast::<[W; PART]>().write_unaligned(*column);
+        }
+        for i in 0..PART {
+            let across = columns.map(|column| column[i]);
+            target.add(col + (row + i) * n).cast::<[W; PART]>().write_unaligned(across);
         }
     }
 }

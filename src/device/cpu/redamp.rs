@@ -7,7 +7,7 @@ use super::scratch::{PADDING, Scratch};
 use super::{Cpu, Places, Precision, Shared, by_precision};
 use crate::device::RedampOrder;
 use crate::engine::plan::FactorPlan;
-use crate::preconditioner::damping::root_weight;
+use crate::preconditioner::damping::{inverse_power, root_weight};
 
 /// Forms inverse roots.
 pub(super) fn redamp(cpu: &mut Cpu, orders: &[RedampOrder]) {
@@ -47,7 +47,7 @@ fn redamp_factor<W: Real, S: Real>(
         let weight = S::of(if relative {
             root_weight(damped, factor.exponent)
         } else {
-            damped.powf(-0.5 * factor.exponent)
+            inverse_power(damped, 0.5 * factor.exponent)
         });
         // SAFETY: column j of the basis and of B.
         let (source, target) = unsafe {

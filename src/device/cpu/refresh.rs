@@ -4,16 +4,20 @@
 //! counts only if its result is finite, orthogonal and reproduces the statistic. The first one works in memory of its
 //! own; the others allocate, and count as failed where no memory can be had.
 
+use super::certificate::Corrected;
 use super::evd::{self, Eigen};
+use super::product::{Span2, multiply};
+use super::qr;
 use super::real::Real;
 use super::scratch::Scratch;
 use super::sense::Drift;
 use super::{Cpu, Places, Precision, Shared};
 use crate::config::InjectFault;
-use crate::device::{RefreshOrder, Refreshed, Rung};
+use crate::device::{Certificate, RefreshOrder, Refreshed, Rung};
 use crate::engine::rules::Rules;
 use crate::error::Result;
 use crate::memory::listed;
+use crate::preconditioner::policy::BoundRule;
 use std::cell::Cell;
 
 /// Renews bases and spectra; an answer per order. The list has room for one per factor.
@@ -48,9 +52,17 @@ fn refresh_factor<S: Real>(
             std::slice::from_raw_parts_mut(shared.slot::<S>(factor.spectrum), n),
         )
     };
+    let mut tried = Refreshed::default();
+    if let Some(target) = order.qr {
+        tried = iterate::<S>(shared, rules, order, target, scratch);
+        if tried.by_qr {
+            return tried;
+        }
+        scratch.load_statistic::<S>(shared, factor, rules.statistic_scale(shared.clock(factor.block)));
+    }
     let rung = climb::<S>(n, order.fault, scratch);
-    if rung == Rung::Stale && order.has_basis {
-        return Refreshed { rung, ..bounds(spectrum) };
+    if rung == Rung::Stale && (order.has_basis || tried.qr_steps > 0) {
+        return Refreshed { rung, ..if tried.qr_steps > 0 { tried } else { bounds(spectrum) } };
     }
     if rung == Rung::Stale {
         take_diagonal(scratch, basis, spectrum);
@@ -74,17 +86,112 @@ fn refresh_factor<S: Real>(
         let weights = Cell::from_mut(&mut scratch.room[..n]).as_slice_of_cells();
         noise_floor = Drift { h, spectrum, exponent: factor.exponent, weights }.proxy(base);
     }
-    Refreshed { rung, noise_floor, ..bounds(spectrum) }
+    Refreshed { rung, noise_floor, qr_steps: tried.qr_steps, ..bounds(spectrum) }
+}
+
+/// QR steps of one refresh.
+const MOST_STEPS: i64 = 3;
+/// What sign vectors see of ‖QᵀQ − I‖_F is charged this many times.
+const MARGIN: f64 = 2.0;
+
+/// Steps Q ← qr(A·Q), from the stale basis or from I, the columns in the order of diag QᵀAQ, until the sandwich bound is
+/// at most `target`. A is matrix 0, which is destroyed. Each step leaves an orthogonal basis, its spectrum diag QᵀAQ,
+/// and a lower bound of QᵀAQ in place of the fresh spectrum, so that the state is sound wherever it ends.
+fn iterate<S: Real>(
+    shared: &Shared,
+    rules: &Rules,
+    order: &RefreshOrder,
+    target: f64,
+    scratch: &mut Scratch,
+) -> Refreshed {
+    let factor = &shared.plan.factors[order.factor];
+    let (n, one) = (factor.dim, S::of(1.0));
+    let [a, t, columns] = [0, 1, 2].map(|which| Span2::square(scratch.matrix::<S>(which), n));
+    // SAFETY: the factor's own slots, touched by this task alone.
+    let (basis, spectrum) = unsafe {
+        (
+            std::slice::from_raw_parts_mut(shared.slot::<S>(factor.basis), n * n),
+            std::slice::from_raw_parts_mut(shared.slot::<S>(factor.spectrum), n),
+        )
+    };
+    // SAFETY: three different matrices of the scratch, of n² numbers each.
+    let matrix = |which: Span2<S>| unsafe { std::slice::from_raw_parts_mut(which.data, n * n) };
+    let mut done = Refreshed { bound: f64::INFINITY, ..Refreshed::default() };
+    if matrix(a).iter().any(|x| !x.wide().is_finite()) {
+        return done;
+    }
+    let in_use = Span2::square(basis.as_mut_ptr(), n);
+    scratch.vector.clear();
+    if order.has_basis {
+        // SAFETY: as above; the basis is another matrix.
+        unsafe { multiply(t, false, a, in_use, one) };
+        let dot = |(q, t): (&[S], &[S])| q.iter().zip(t).map(|(q, t)| q.wide() * t.wide()).sum::<f64>();
+        scratch.vector.extend(basis.chunks_exact(n).zip(matrix(t).chunks_exact(n)).map(dot));
+    } else {
+        matrix(t).copy_from_slice(matrix(a));
+        scratch.vector.extend((0..n).map(|i| matrix(a)[i + i * n].wide()));
+    }
+    loop {
+        scratch.sort_falling();
+        for (column, place) in matrix(columns).chunks_exact_mut(n).zip(&scratch.order) {
+            column.copy_from_slice(&matrix(t)[place * n..(place + 1) * n]);
+        }
+        if !qr::orthonormalize(matrix(columns), matrix(t), n, scratch.stack()) {
+            return done;
+        }
+        done.qr_steps += 1;
+        done.orthogonality = MARGIN * evd::defect(matrix(t), n, &mut scratch.room);
+        basis.copy_from_slice(matrix(t));
+        scratch.rotate::<S>(shared, factor);
+        scratch.vector.clear();
+        scratch.vector.extend((0..n).map(|i| matrix(columns)[i + i * n].wide().max(0.0)));
+        spectrum.iter_mut().zip(&scratch.vector).for_each(|(d, x)| *d = S::of(*x));
+        let ends = bounds(spectrum);
+        let epsilon = order.base.at(ends.eigenvalue_max);
+        let diagonal = std::mem::take(&mut scratch.vector);
+        // Of an older statistic nothing is known: kept = 0.
+        let certificate = Certificate { target, kept: 0.0, orthogonality: done.orthogonality };
+        let corrected =
+            Corrected { diagonal: &diagonal, fresh: spectrum, exponent: factor.exponent, epsilon };
+        let found = corrected.bound(certificate, scratch);
+        scratch.vector = diagonal;
+        if let Some(slot) = factor.fresh_spectrum {
+            // SAFETY: the factor's own slot, of n numbers.
+            let fresh = unsafe { std::slice::from_raw_parts_mut(shared.slot::<S>(slot), n) };
+            // H + ε ⪰ (1 − m)·(diag H + ε).
+            let kept = (1.0 - found.loss).max(0.0);
+            fresh
+                .iter_mut()
+                .zip(&scratch.vector)
+                .for_each(|(f, d)| *f = S::of(kept * (d + epsilon) - epsilon));
+        }
+        let (bound, rule) = found.bound;
+        // What exceeded τ is a lower bound.
+        let bound = if rule == BoundRule::Exceeded { f64::INFINITY } else { bound };
+        done = Refreshed {
+            bound,
+            by_qr: bound <= target,
+            qr_steps: done.qr_steps,
+            orthogonality: done.orthogonality,
+            ..ends
+        };
+        if done.by_qr || done.qr_steps == MOST_STEPS {
+            return done;
+        }
+        if found.inverted {
+            scratch.load_statistic::<S>(shared, factor, rules.statistic_scale(shared.clock(factor.block)));
+            // SAFETY: as above.
+            unsafe { multiply(t, false, a, in_use, one) };
+        }
+    }
 }
 
 fn bounds<S: Real>(spectrum: &[S]) -> Refreshed {
     let each = spectrum.iter().map(|d| d.wide());
     Refreshed {
-        rung: Rung::Chosen,
         eigenvalue_min: each.clone().fold(f64::INFINITY, f64::min),
         eigenvalue_max: each.fold(0.0, f64::max),
-        noise_floor: f64::NAN,
-        kappa: f64::NAN,
+        ..Refreshed::default()
     }
 }
 

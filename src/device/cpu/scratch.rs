@@ -16,12 +16,17 @@ pub(super) struct Scratch {
     memory: *mut u8,
     /// A vector in double precision.
     pub vector: Vec<f64>,
-    /// Room for four more.
+    /// Room for [`ROOM`] more.
     pub room: Vec<f64>,
+    /// Room for an order of the columns.
+    pub order: Vec<usize>,
 }
 
 // SAFETY: the memory is the scratch's own as long as it is placed there.
 unsafe impl Send for Scratch {}
+
+/// Vectors that a decomposition's test needs; a certificate needs six.
+const ROOM: usize = evd::SOUND_ROOM;
 
 /// Elements by which a workspace matrix's columns are longer than the factor's side.
 pub(super) const PADDING: usize = 16;
@@ -54,9 +59,7 @@ impl ScratchShape {
         let bytes = |n: usize, size: usize| aligned((n * (n + PADDING) * size) as u128) as usize;
         let mut need = evd::scratch::<f32>(single).or(evd::scratch::<f64>(double));
         need = need.or(certificate::scratch::<f32>(single)).or(certificate::scratch::<f64>(double));
-        if turns {
-            need = need.or(qr::scratch::<f32>(single)).or(qr::scratch::<f64>(double));
-        }
+        need = need.or(qr::scratch::<f32>(single)).or(qr::scratch::<f64>(double));
         ScratchShape {
             side: single.max(double),
             stride: bytes(single, 4).max(bytes(double, 8)),
@@ -78,13 +81,22 @@ impl Scratch {
             shape,
             memory: std::ptr::null_mut(),
             vector: reserved(shape.side, what)?,
-            room: filled(0.0, 6 * shape.side, what)?,
+            room: filled(0.0, ROOM * shape.side, what)?,
+            order: reserved(shape.side, what)?,
         })
     }
 
     /// Takes [`ScratchShape::bytes`] at `memory`, aligned, as its own.
     pub fn place(&mut self, memory: *mut u8) {
         self.memory = memory;
+    }
+
+    /// `order` becomes the places of the vector's numbers, the largest first.
+    pub fn sort_falling(&mut self) {
+        let values = &self.vector;
+        self.order.clear();
+        self.order.extend(0..values.len());
+        self.order.sort_unstable_by(|i, j| values[*j].total_cmp(&values[*i]).then(i.cmp(j)));
     }
 
     /// Matrix number `which` (0, 1, 2).

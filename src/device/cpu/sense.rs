@@ -7,6 +7,7 @@ use super::scratch::Scratch;
 use super::{Cpu, Places, Precision, Shared};
 use crate::device::{SEARCH_RATIO, SenseOrder};
 use crate::engine::rules::Rules;
+use crate::preconditioner::damping::inverse_power;
 use crate::preconditioner::policy::{BoundRule, Sensed};
 use std::cell::Cell;
 
@@ -64,7 +65,7 @@ fn sense_factor<S: Real>(
         let residual = residual(h, &scratch.vector);
         let diagonal = std::mem::take(&mut scratch.vector);
         let corrected = Corrected { diagonal: &diagonal, fresh, exponent: factor.exponent, epsilon: base };
-        let Found { relative_change, alpha, bound } = corrected.bound(certificate, scratch);
+        let Found { relative_change, alpha, bound, .. } = corrected.bound(certificate, scratch);
         scratch.vector = diagonal;
         return Sensed { relative_change, alpha, residual, certified: none, ends, bound, kappa: f64::NAN };
     }
@@ -122,7 +123,7 @@ impl<S: Real> Drift<'_, S> {
     pub fn alpha(&self, epsilon: f64) -> f64 {
         let (mut largest, mut squares) = (0.0f64, 0.0);
         for x in self.damped(epsilon) {
-            let e = x.powf(-self.exponent);
+            let e = inverse_power(x, self.exponent);
             largest = largest.max(e);
             squares += e * e;
         }

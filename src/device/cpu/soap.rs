@@ -15,12 +15,7 @@ use crate::device::{INFO_IDLE, INFO_LEFT_OUT, INFO_NOT_FINITE, RefreshOrder, Ref
 use crate::engine::plan::{AxisView, FactorPlan};
 use crate::engine::rules::Rules;
 use crate::preconditioner::policy::Sensed;
-use crate::preconditioner::soap::{Soap, kappa};
-
-/// Keeps a division by a zero root mean square finite (the authors' code has the same constant).
-const TINY_RMS: f64 = 1e-30;
-/// Q ← Q·Z multiplies rounding errors: at every so many refreshes the basis is made orthonormal again.
-const ORTHONORMALIZE: i64 = 16;
+use crate::preconditioner::soap::{Soap, TINY_RMS, kappa};
 
 /// Updates the moments in the basis and the parameters (or updates); with the statistics in the basis, those too.
 pub(super) fn apply(cpu: &mut Cpu, rules: &Rules, soap: &Soap) {
@@ -439,8 +434,8 @@ fn kappa_of<S: Real>(n: usize, scratch: &Scratch) -> f64 {
     kappa(n, |i, j| h[i + j * n].wide())
 }
 
-/// The diagonal of matrix 0 goes to the scratch's vector; gives the order in which it falls, and its ends.
-fn falling_diagonal<S: Real>(n: usize, scratch: &mut Scratch) -> (Vec<usize>, Refreshed) {
+/// The diagonal of matrix 0 goes to the scratch's vector; finds the order in which it falls, and gives its ends.
+fn falling_diagonal<S: Real>(n: usize, scratch: &mut Scratch) -> Refreshed {
     // SAFETY: matrix 0 has n² numbers.
     let h = unsafe { std::slice::from_raw_parts(scratch.matrix::<S>(0), n * n) };
     scratch.vector.clear();
@@ -448,19 +443,18 @@ fn falling_diagonal<S: Real>(n: usize, scratch: &mut Scratch) -> (Vec<usize>, Re
     falling(scratch)
 }
 
-/// The order in which the numbers of the scratch's vector fall, and their ends.
-fn falling(scratch: &Scratch) -> (Vec<usize>, Refreshed) {
+/// Finds the order in which the numbers of the scratch's vector fall, and gives their ends.
+fn falling(scratch: &mut Scratch) -> Refreshed {
+    scratch.sort_falling();
     let values = &scratch.vector;
-    let mut order: Vec<usize> = (0..values.len()).collect();
-    order.sort_by(|a, b| values[*b].total_cmp(&values[*a]));
-    let ends = Refreshed {
+    Refreshed {
         rung: Rung::Chosen,
         eigenvalue_min: values.iter().copied().fold(f64::INFINITY, f64::min).max(0.0),
         eigenvalue_max: values.iter().copied().fold(0.0, f64::max),
         noise_floor: f64::NAN,
         kappa: f64::NAN,
-    };
-    (order, ends)
+        ..Refreshed::default()
+    }
 }
 
 /// Renews bases, and turns the moments with them; an answer per order. One block per task: its factors turn the
@@ -475,14 +469,21 @@ pub(super) fn refresh(
     refreshed.clear();
     refreshed.resize(orders.len(), Refreshed::default());
     let answers = Places(refreshed.as_mut_ptr());
-    let block_of = |place: &usize| cpu.shared.plan.factors[orders[*place].factor].block;
-    let mut places: Vec<usize> = (0..orders.len()).collect();
-    places.sort_by_key(block_of);
-    let mut groups: Vec<&[usize]> = places.chunk_by(|a, b| block_of(a) == block_of(b)).collect();
+    let (mut places, mut groups) = (std::mem::take(&mut cpu.places), std::mem::take(&mut cpu.groups));
+    let block_of = |place: usize| cpu.shared.plan.factors[orders[place].factor].block;
+    places.clear();
+    places.extend(0..orders.len());
+    places.sort_unstable_by_key(|place| (block_of(*place), *place));
+    groups.clear();
+    let mut first = 0;
+    for group in places.chunk_by(|a, b| block_of(*a) == block_of(*b)) {
+        groups.push(first..first + group.len());
+        first += group.len();
+    }
     // The orders are sorted by size: the blocks with the largest factors come first.
-    groups.sort_by_key(|group| group[0]);
+    groups.sort_unstable_by_key(|group| places[group.start]);
     cpu.each_factor(groups.len(), &|shared, task, scratch| {
-        for place in groups[task] {
+        for place in &places[groups[task].clone()] {
             let order = &orders[*place];
             let param = shared.plan.param_of(order.factor);
             let answer = by_precision!(param, refresh_factor(shared, rules, soap, order, scratch));
@@ -490,6 +491,7 @@ pub(super) fn refresh(
             unsafe { answers.put(*place, answer) };
         }
     });
+    (cpu.places, cpu.groups) = (places, groups);
 }
 
 fn refresh_factor<W: Real, S: Real>(
@@ -509,18 +511,35 @@ fn refresh_factor<W: Real, S: Real>(
         power::<W, S>(shared, factor, scratch);
     }
     let kappa = kappa_of::<S>(n, scratch);
-    let (falling, ends) = falling_diagonal::<S>(n, scratch);
+    let ends = falling_diagonal::<S>(n, scratch);
+    let falling = std::mem::take(&mut scratch.order);
+    let turned = turn::<W, S>(shared, soap, order, &falling, scratch);
+    scratch.order = falling;
+    let rung = if turned { Rung::Chosen } else { Rung::Stale };
+    Refreshed { rung, kappa, ..ends }
+}
+
+/// The next basis: the power iteration's columns in the order `falling`, made orthogonal; says whether it was taken.
+fn turn<W: Real, S: Real>(
+    shared: &Shared,
+    soap: &Soap,
+    order: &RefreshOrder,
+    falling: &[usize],
+    scratch: &mut Scratch,
+) -> bool {
+    let factor = &shared.plan.factors[order.factor];
+    let n = factor.dim;
     // Matrix 1 is Q in the exact form, and free in the other.
     let turned = if soap.in_basis {
-        permuted_qr::<S>(n, &falling, (0, 1), 2, scratch)
+        permuted_qr::<S>(n, falling, (0, 1), 2, scratch)
     } else {
-        permuted_qr::<S>(n, &falling, (2, 0), 2, scratch)
+        permuted_qr::<S>(n, falling, (2, 0), 2, scratch)
     };
     if !turned || order.fault == InjectFault::EvdAll {
-        return Refreshed { rung: Rung::Stale, kappa, ..ends };
+        return false;
     }
     if soap.in_basis {
-        turn_in_basis::<W, S>(shared, order.factor, scratch);
+        turn_in_basis::<W, S>(shared, factor, order.polish, scratch);
     } else {
         // Z = QᵀQ′ turns what is in the old basis.
         let [z, q, new] = [0, 1, 2].map(|which| Span2::square(scratch.matrix::<S>(which), n));
@@ -529,8 +548,8 @@ fn refresh_factor<W: Real, S: Real>(
         store_basis::<W, S>(shared, factor, scratch, 2);
         turn_momentum::<W, S>(shared, factor, 0, 1, 2, scratch);
     }
-    permute_moment::<W>(shared, factor, &falling, scratch);
-    Refreshed { kappa, ..ends }
+    permute_moment::<W>(shared, factor, falling, scratch);
+    true
 }
 
 /// The first basis: eigenvectors of matrix 0, the largest eigenvalue first; by the same ladder as Shampoo's.
@@ -549,13 +568,13 @@ fn first_basis<W: Real, S: Real>(
         // Nothing decomposes it: Adam as it is, until a power iteration succeeds.
         basis.fill(W::default());
         (0..n).for_each(|i| basis[i + i * n] = W::of(1.0));
-        let (_, ends) = falling_diagonal::<S>(n, scratch);
+        let ends = falling_diagonal::<S>(n, scratch);
         return Refreshed { rung, ..ends };
     }
-    let (order, ends) = falling(scratch);
+    let ends = falling(scratch);
     // SAFETY: `climb` left the eigenvectors in matrix 1.
     let q = unsafe { std::slice::from_raw_parts(scratch.matrix::<S>(1), n * n) };
-    for (target, source) in basis.chunks_exact_mut(n).zip(&order) {
+    for (target, source) in basis.chunks_exact_mut(n).zip(&scratch.order) {
         let column = &q[source * n..(source + 1) * n];
         target.iter_mut().zip(column).for_each(|(t, x)| *t = W::of(x.wide()));
     }
@@ -563,7 +582,7 @@ fn first_basis<W: Real, S: Real>(
         // SAFETY: the statistic has n² numbers, and only this task touches it.
         let h = unsafe { std::slice::from_raw_parts_mut(shared.slot::<S>(factor.statistic), n * n) };
         h.fill(S::default());
-        for (i, source) in order.iter().enumerate() {
+        for (i, source) in scratch.order.iter().enumerate() {
             h[i + i * n] = S::of(scratch.vector[*source].max(0.0));
         }
     }
@@ -593,9 +612,13 @@ fn permuted_qr<S: Real>(
     qr::orthonormalize(columns, q, n, scratch.stack())
 }
 
-/// With H in matrix 0 and Z in matrix 2: H ← ZᵀHZ, the momentum and Q turn by Z.
-fn turn_in_basis<W: Real, S: Real>(shared: &Shared, number: usize, scratch: &mut Scratch) {
-    let factor = &shared.plan.factors[number];
+/// With H in matrix 0 and Z in matrix 2: H ← ZᵀHZ, the momentum and Q turn by Z; then Q is polished if asked for.
+fn turn_in_basis<W: Real, S: Real>(
+    shared: &Shared,
+    factor: &FactorPlan,
+    polish: bool,
+    scratch: &mut Scratch,
+) {
     let n = factor.dim;
     let one = S::of(1.0);
     let [first, second, z] = [0, 1, 2].map(|which| Span2::square(scratch.matrix::<S>(which), n));
@@ -605,13 +628,12 @@ fn turn_in_basis<W: Real, S: Real>(shared: &Shared, number: usize, scratch: &mut
         multiply_lower(first, false, z.t(), second, one);
         mirror::<S, S>(first.data, n, shared.slot::<S>(factor.statistic), n, 1.0);
     }
-    let due = (shared.record(number).counters.evd_calls + 1) % ORTHONORMALIZE == 0;
     load_basis::<W, S>(shared, factor, scratch, 0);
     // SAFETY: as above.
     unsafe { multiply(second, false, first, z, one) };
     store_basis::<W, S>(shared, factor, scratch, 1);
     turn_momentum::<W, S>(shared, factor, 2, 0, 1, scratch);
-    if due {
+    if polish {
         // Q ← 1.5·Q − 0.5·Q·QᵀQ.
         load_basis::<W, S>(shared, factor, scratch, 0);
         // SAFETY: as above.

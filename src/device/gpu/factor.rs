@@ -2,7 +2,7 @@
 //! the workspace allows.
 
 use super::Gpu;
-use super::cuda::driver::{self, Grid, Memory};
+use super::cuda::driver::{self, ALIGNMENT, Grid};
 use super::cuda::linear::{Batch, Operand, Shape};
 use super::kernels::index;
 use super::layout::{MOST_BLOCKS, Scratch};
@@ -12,8 +12,7 @@ use crate::config::InjectFault;
 use crate::device::{Pending, RedampOrder, RefreshOrder, SenseOrder};
 use crate::engine::plan::Content;
 use crate::engine::rules::Rules;
-use crate::error::Result;
-use crate::memory::Allocator;
+use crate::error::{Kind, Result};
 use crate::preconditioner::FactorRecord;
 use crate::preconditioner::damping::Damping;
 use crate::preconditioner::policy::{BoundRule, Sensed};
@@ -25,17 +24,24 @@ use std::ops::Range;
 /// Factors that are worked on together: consecutive tasks of one side and one precision.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
-    tasks: Range<usize>,
-    n: usize,
-    statistic: Precision,
-    work: Precision,
+    pub tasks: Range<usize>,
+    pub n: usize,
+    pub statistic: Precision,
+    pub work: Precision,
     /// Precision of the solver.
-    solver: Precision,
+    pub solver: Precision,
+}
+
+impl Group {
+    /// The rung that a decomposition of this group stands on.
+    pub fn rung(&self) -> i32 {
+        i32::from(self.solver != self.statistic)
+    }
 }
 
 /// The lists of tasks.
 #[derive(Clone, Copy)]
-enum List {
+pub(super) enum List {
     Sense = 0,
     Refresh = 1,
     Noise = 2,
@@ -51,14 +57,15 @@ pub(super) fn sensed(drift: &Drift) -> Sensed {
         certified: (drift.epsilon, drift.proxy),
         ends: (drift.least, drift.largest),
         bound: (drift.bound, BoundRule::of(drift.rule)),
-        kappa: f64::NAN,
+        kappa: drift.kappa,
     }
 }
 
 impl Gpu {
     /// What every task about `factor` has in common.
-    fn task(&self, factor: usize, rules: Option<&Rules>) -> Task {
+    pub(super) fn task(&self, factor: usize, rules: Option<&Rules>) -> Task {
         let plan = &self.plan.factors[factor];
+        let block = &self.plan.blocks[plan.block];
         Task {
             statistic: self.slot(plan.statistic),
             basis: self.slot(plan.basis),
@@ -68,6 +75,8 @@ impl Gpu {
             diagonal: self.table(self.layout.tables.diagonals + self.layout.diagonals[factor] * 8),
             clock: self.clock(plan.block),
             record: self.record(factor),
+            filter: self.slot(block.filter),
+            moment: self.slot(block.moment),
             exponent: plan.exponent,
             log_beta2: rules.map_or(0.0, |rules| rules.log_beta2),
             correct: rules.map_or(0, |rules| rules.statistic_correction),
@@ -76,12 +85,12 @@ impl Gpu {
     }
 
     /// Where the answer to a refresh of `factor` goes.
-    fn renewal(&self, factor: usize) -> u64 {
+    pub(super) fn renewal(&self, factor: usize) -> u64 {
         self.table(self.layout.tables.renewals + factor * size_of::<Renewal>())
     }
 
     /// Brings a list of tasks to the device; gives its address.
-    fn send_tasks(&self, list: List, tasks: &[Task]) -> Result<u64> {
+    pub(super) fn send_tasks(&self, list: List, tasks: &[Task]) -> Result<u64> {
         let first = list as usize * self.plan.factors.len() * size_of::<Task>();
         let target = self.table(self.layout.tables.tasks + first);
         let bytes: &[u8] = bytemuck::cast_slice(tasks);
@@ -126,9 +135,10 @@ impl Gpu {
         Scratch::new(self.work.address(), group.n, group.solver.size(), group.tasks.len()).0
     }
 
-    /// All factors, those of equal side together.
+    /// All factors with a basis, those of equal side together.
     pub(super) fn by_side(&self) -> Vec<usize> {
-        let mut factors: Vec<usize> = (0..self.plan.factors.len()).collect();
+        let own = |factor: &usize| self.plan.factors[*factor].is_preconditioned();
+        let mut factors: Vec<usize> = (0..self.plan.factors.len()).filter(own).collect();
         factors.sort_by_key(|f| std::cmp::Reverse(self.plan.factors[*f].dim));
         factors
     }
@@ -138,17 +148,25 @@ impl Gpu {
         self.plan.factors.iter().any(|factor| factor.fresh_spectrum.is_some())
     }
 
-    /// The solver's workspace, as large as any refresh of this plan needs.
-    pub(super) fn reserve_solver(&mut self) -> Result<()> {
+    /// Bytes that the solver needs on the device and on the host, whatever part of the plan is refreshed, on whatever
+    /// path: groups of any size, single factors, and these in double precision.
+    pub(super) fn solver_needs(&self) -> Result<(usize, usize)> {
+        let mut most = (0, 0);
         for group in self.groups(&self.by_side(), |_| None) {
-            let batch = batch(&self.scratch(&group), &group);
-            let allocator = self.allocator.unwrap_or(Allocator::System);
-            self.linear.prepare(&batch, allocator)?;
+            let own = batch(&self.scratch(&group), &group);
+            let lone = Batch { count: 1, ..own };
+            for asked in [own, lone, Batch { precision: Precision::F64, ..lone }] {
+                let (bytes, host) = self.linear.needs(&asked)?;
+                most = (most.0.max(bytes), most.1.max(host));
+            }
             if self.certifies() {
-                self.linear.prepare_inverse(&batch, allocator)?;
+                most.0 = most.0.max(self.linear.needs_inverse(&own)?);
+            }
+            if !self.plan.preconditioner.has_roots() {
+                most.0 = most.0.max(self.linear.needs_factor(&own)?);
             }
         }
-        Ok(())
+        Ok((most.0.next_multiple_of(ALIGNMENT), most.1))
     }
 }
 
@@ -164,23 +182,23 @@ pub(super) fn batch(scratch: &Scratch, group: &Group) -> Batch {
 }
 
 /// The address of a group's first task.
-fn first_task(list: u64, group: &Group) -> u64 {
+pub(super) fn first_task(list: u64, group: &Group) -> u64 {
     list + (group.tasks.start * size_of::<Task>()) as u64
 }
 
 /// Some thread blocks for each matrix of a group.
-fn by_tile(group: &Group) -> Grid {
+pub(super) fn by_tile(group: &Group) -> Grid {
     let numbers = group.n * group.n;
     wide(numbers.div_ceil(16 * THREADS), group.tasks.len(), numbers)
 }
 
 /// One thread block for each factor of a group.
-fn by_factor(group: &Group) -> Grid {
+pub(super) fn by_factor(group: &Group) -> Grid {
     wide(group.tasks.len(), 1, group.n * group.n)
 }
 
 /// c ← a·b over the matrices of a group.
-fn multiply(
+pub(super) fn multiply(
     gpu: &Gpu,
     group: &Group,
     precision: Precision,
@@ -296,7 +314,6 @@ pub(super) fn refresh(gpu: &mut Gpu, rules: &Rules, orders: &[RefreshOrder]) -> 
     let spoils = tasks.iter().any(|t| t.flags & task::SPOIL != 0);
     let doubled = |number: usize| orders[number].doubled.then_some(Precision::F64);
     for group in gpu.groups(&factors, doubled) {
-        make_room(gpu, &group)?;
         decompose(gpu, &group, first_task(list, &group), spoils)?;
         if measures {
             drift(gpu, &group, first_task(noise_list, &group))?;
@@ -308,7 +325,7 @@ pub(super) fn refresh(gpu: &mut Gpu, rules: &Rules, orders: &[RefreshOrder]) -> 
 }
 
 /// Faults made on purpose, as far as this rung of the ladder has them.
-fn fault(order: &RefreshOrder) -> i32 {
+pub(super) fn fault(order: &RefreshOrder) -> i32 {
     match order.fault {
         InjectFault::EvdNonorthogonal if !order.doubled => task::SPOIL,
         InjectFault::EvdChosen if !order.doubled => task::FAIL,
@@ -317,20 +334,17 @@ fn fault(order: &RefreshOrder) -> i32 {
     }
 }
 
-/// A single factor in double precision may need more room than the plan foresaw.
-fn make_room(gpu: &mut Gpu, group: &Group) -> Result<()> {
-    let bytes = Scratch::bytes(group.n, group.solver.size(), group.tasks.len());
-    if bytes > gpu.work.bytes() && !gpu.work.is_borrowed() {
-        driver::wait_for(gpu.stream)?;
-        let allocator = gpu.allocator.unwrap_or(Allocator::System);
-        gpu.work = Memory::new(&gpu.kernels.device, bytes, allocator, "a refresh in double precision")?;
-        gpu.batches = gpu.views();
-    }
-    Ok(())
-}
-
 /// Decomposes the statistics of a group; takes over what is sound.
 fn decompose(gpu: &mut Gpu, group: &Group, tasks: u64, spoils: bool) -> Result<()> {
+    let scratch = solve(gpu, group, tasks, spoils)?;
+    let (s, e, n) = (index(group.statistic), index(group.solver), group.n as u32);
+    let (q, spectra, scales, rung) = (scratch.matrices[1], scratch.spectra, scratch.scales, group.rung());
+    launch!(gpu.kernels.adopt[s][e], by_tile(group), gpu.stream, tasks, n, q, spectra, scales, rung)
+}
+
+/// Decomposes the statistics of a group: leaves eigenvectors in the second matrices, the spectra, and whether they
+/// are sound.
+pub(super) fn solve(gpu: &mut Gpu, group: &Group, tasks: u64, spoils: bool) -> Result<Scratch> {
     let scratch = gpu.scratch(group);
     let [a, q, o, image] = scratch.matrices;
     let (s, e) = (index(group.statistic), index(group.solver));
@@ -343,9 +357,12 @@ fn decompose(gpu: &mut Gpu, group: &Group, tasks: u64, spoils: bool) -> Result<(
     // Until the solver says otherwise, nothing has converged: a solver that fails costs no step.
     driver::fill(scratch.infos, 0xff, count * 4, stream)?;
     let batch = batch(&scratch, group);
-    let allocator = gpu.allocator.unwrap_or(Allocator::System);
-    let solved = gpu.linear.prepare(&batch, allocator).and_then(|()| gpu.linear.decompose(&batch));
-    if solved.is_err() {
+    let solved = gpu.linear.decompose(&batch);
+    // Out of memory is no matter of numbers: the caller has to know.
+    if let Err(cause) = solved {
+        if cause.kind == Kind::OutOfMemory {
+            return Err(cause);
+        }
         driver::fill(scratch.infos, 0xff, count * 4, stream)?;
         driver::fill(scratch.spectra, 0, count * group.n * group.solver.size(), stream)?;
     }
@@ -354,10 +371,10 @@ fn decompose(gpu: &mut Gpu, group: &Group, tasks: u64, spoils: bool) -> Result<(
     }
     multiply(gpu, group, group.solver, (q, true), (q, false), o)?;
     multiply(gpu, group, group.solver, (a, false), (q, false), image)?;
-    let (limit, rung) = (group.solver.basis_tolerance(), i32::from(group.solver != group.statistic));
+    let limit = group.solver.basis_tolerance();
     let (spectra, infos, scales) = (scratch.spectra, scratch.infos, scratch.scales);
     launch!(kernels.verify[e], per_factor, stream, tasks, n, a, q, o, image, spectra, infos, scales, limit)?;
-    launch!(kernels.adopt[s][e], per_tile, stream, tasks, n, q, spectra, scales, rung)
+    Ok(scratch)
 }
 
 /// Writes the records of all factors into the state, and stages those that pending refreshes choose from.

@@ -21,6 +21,46 @@ pub fn index(precision: Precision) -> usize {
     }
 }
 
+/// The kernels of SOAP. Those of two precisions go by the one of the statistics, then by the one of the work.
+pub struct SoapKernels {
+    /// What a step does with each block.
+    pub prepare: Function,
+    /// Lengths of directions.
+    pub length: Function,
+    /// The records of pending refreshes.
+    pub settle: Function,
+    /// The gradient to be projected.
+    pub load: ByPrecision,
+    /// Adam's moments.
+    pub moments: ByPrecision,
+    /// The parameter.
+    pub update: ByPrecision,
+    /// Moments of some blocks, one behind the other.
+    pub pick: ByPrecision,
+    /// The way back.
+    pub lay: ByPrecision,
+    /// κ, and the order of a basis.
+    pub gauge: ByPrecision,
+    /// Columns in their new order.
+    pub reorder: ByPrecision,
+    /// Whether an orthogonal factor is believed.
+    pub judge: ByPrecision,
+    /// The statistic in a new basis.
+    pub statistic: ByPrecision,
+    /// The first basis: by the precision of the statistics, then by the one of the solver.
+    pub sort: [ByPrecision; 2],
+    /// What statistics in the basis take in.
+    pub collect: [ByPrecision; 2],
+    /// Statistic and basis, whole.
+    pub fetch: [ByPrecision; 2],
+    /// Takes over a basis.
+    pub take: [ByPrecision; 2],
+    /// Makes a basis orthonormal again.
+    pub polish: [ByPrecision; 2],
+    /// Matrices in the precision of the work.
+    pub narrow: [ByPrecision; 2],
+}
+
 /// A device with its kernels.
 pub struct Kernels {
     /// Carries the sites to the device.
@@ -35,6 +75,12 @@ pub struct Kernels {
     pub judge: Function,
     /// The host has read the gate.
     pub acknowledge: Function,
+    /// Rows of bytes between tensors and messages.
+    pub carry: Function,
+    /// Words of messages.
+    pub stamp: Function,
+    /// The same, compared.
+    pub expect: Function,
     /// Squared norms of blocks.
     pub total: Function,
     /// Clocks go on.
@@ -79,6 +125,8 @@ pub struct Kernels {
     pub adopt: [ByPrecision; 2],
     /// The inverse root: by the precision of the statistics, then by the one of the work.
     pub root: [ByPrecision; 2],
+    /// SOAP's.
+    pub soap: SoapKernels,
     /// The device.
     pub device: Arc<Device>,
     /// The code; goes after the functions.
@@ -117,8 +165,28 @@ impl Kernels {
             let double = one(&format!("{name}_f64_f64"))?;
             Ok([[one(&format!("{name}_f32_f32"))?, one(&format!("{name}_f32_f64"))?], [double, double]])
         };
-        let root = |s: &str| -> Result<ByPrecision> {
-            Ok([one(&format!("root_{s}_f32"))?, one(&format!("root_{s}_f64"))?])
+        let mixed = |name: &str| -> Result<[ByPrecision; 2]> {
+            Ok([both(&format!("{name}_f32"))?, both(&format!("{name}_f64"))?])
+        };
+        let soap = SoapKernels {
+            prepare: one("soap_prepare")?,
+            length: one("soap_length")?,
+            settle: one("soap_settle")?,
+            load: both("soap_load")?,
+            moments: both("soap_moments")?,
+            update: both("soap_update")?,
+            pick: both("soap_pick")?,
+            lay: both("soap_lay")?,
+            gauge: both("soap_gauge")?,
+            reorder: both("soap_reorder")?,
+            judge: both("soap_judge")?,
+            statistic: both("soap_statistic")?,
+            sort: widened("soap_sort")?,
+            collect: mixed("soap_collect")?,
+            fetch: mixed("soap_fetch")?,
+            take: mixed("soap_take")?,
+            polish: mixed("soap_polish")?,
+            narrow: mixed("soap_narrow")?,
         };
         Ok(Kernels {
             post: one("post")?,
@@ -127,6 +195,9 @@ impl Kernels {
             begin: one("begin")?,
             judge: one("judge")?,
             acknowledge: one("acknowledge")?,
+            carry: one("carry")?,
+            stamp: one("stamp")?,
+            expect: one("expect")?,
             total: one("total")?,
             tick: one("tick")?,
             length: one("length")?,
@@ -148,7 +219,8 @@ impl Kernels {
             weigh: both("weigh")?,
             fetch: widened("fetch")?,
             adopt: widened("adopt")?,
-            root: [root("f32")?, root("f64")?],
+            root: mixed("root")?,
+            soap,
             device: device.clone(),
             _module: module,
         })

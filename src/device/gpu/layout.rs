@@ -5,6 +5,7 @@ use super::driver::ALIGNMENT;
 use super::tables::{Choice, Drift, Gate, MAX_ORDER, Order, Renewal, Scale, Site, Task};
 use crate::engine::plan::{BlockPlan, FactorPlan, Plan};
 use crate::error::{Error, Kind, Result};
+use crate::preconditioner::Preconditioner;
 use crate::tensor::{DType, Precision};
 use std::ops::Range;
 
@@ -61,10 +62,13 @@ impl Batch {
 
     /// Bytes of workspace of a step: the gradient for the statistics (and its unfolding), or the two halves
     /// that the products go back and forth between.
-    fn work_bytes(&self) -> usize {
+    fn work_bytes(&self, in_basis: bool) -> usize {
         let (s, w) = (self.statistic.size(), self.work.size());
         let middle = self.dims.len() > 2;
-        self.count() * self.elements * if middle { 2 * s.max(w) } else { s.max(2 * w) }
+        let plain = if middle { 2 * s.max(w) } else { s.max(2 * w) };
+        // SOAP's statistics in the basis take the projected gradient while it lies in one of the halves.
+        let behind = if s > w { s } else { 0 } + if middle { s } else { 0 };
+        self.count() * self.elements * if in_basis { 2 * w + behind } else { plain }
     }
 }
 
@@ -165,8 +169,9 @@ impl Layout {
             sums += 2 * batch.chunks() * batch.count();
         }
         let tables = place_tables(plan.blocks.len(), plan.factors.len(), kept, sums);
-        let step = batches.iter().map(Batch::work_bytes).max().unwrap_or(0);
-        let work_bytes = step.max(check_bytes(plan));
+        let in_basis = matches!(plan.preconditioner, Preconditioner::Soap(soap) if soap.in_basis);
+        let step = batches.iter().map(|batch| batch.work_bytes(in_basis)).max().unwrap_or(0);
+        let work_bytes = aligned(step.max(check_bytes(plan)));
         Ok(Layout { batches, first_rows, tables, diagonals, partials, work_bytes })
     }
 
@@ -266,12 +271,49 @@ impl Scratch {
     }
 }
 
-/// Enough for the largest factor alone, and for all of them at once up to a limit.
+/// The moments of a block that turn with a basis: a matrix in the precision of the work, and two copies of a moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn {
+    /// The matrices.
+    pub matrices: u64,
+    /// The copies.
+    pub halves: [u64; 2],
+}
+
+impl Turn {
+    /// For `count` factors of side `n`, whose blocks have `elements` elements of `size` bytes, from address `at` on; and
+    /// its end.
+    pub fn new(at: u64, n: usize, elements: usize, size: usize, count: usize) -> (Turn, u64) {
+        let mut end = aligned(at as usize);
+        let mut section = |bytes: usize| {
+            let here = end;
+            end = aligned(end + bytes);
+            here as u64
+        };
+        let matrices = section(count * n * n * size);
+        (Turn { matrices, halves: [(); 2].map(|()| section(count * elements * size)) }, end as u64)
+    }
+}
+
+/// Bytes that the check of `count` factors like `factor` takes, with a solver of numbers of `size` bytes.
+pub fn factor_bytes(plan: &Plan, factor: &FactorPlan, size: usize, count: usize) -> usize {
+    let scratch = Scratch::bytes(factor.dim, size, count);
+    if plan.preconditioner == Preconditioner::Shampoo {
+        return scratch;
+    }
+    let block = &plan.blocks[factor.block];
+    let work = plan.params[block.param].work.size();
+    Turn::new(scratch as u64, factor.dim, block.elements, work, count).1 as usize
+}
+
+/// Enough for the largest factor alone, in double precision, and for all of them at once up to a limit.
 fn check_bytes(plan: &Plan) -> usize {
     let need = |factor: &FactorPlan| {
-        Scratch::bytes(factor.dim, plan.params[plan.blocks[factor.block].param].statistic.size(), 1)
+        let size = plan.params[plan.blocks[factor.block].param].statistic.size();
+        factor_bytes(plan, factor, size, 1)
     };
-    let all: usize = plan.factors.iter().map(need).sum();
-    let most = plan.factors.iter().map(need).max().unwrap_or(0);
+    let own = || plan.factors.iter().filter(|factor| factor.is_preconditioned());
+    let all = own().map(need).fold(0usize, usize::saturating_add);
+    let most = own().map(|factor| factor_bytes(plan, factor, 8, 1)).max().unwrap_or(0);
     most.max(all.min(CHECK_BYTES))
 }

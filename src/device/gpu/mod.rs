@@ -5,10 +5,12 @@
 //! gate), and the host learns of it when it waits anyway: at a check, or when it is asked for statistics. Equal
 //! blocks are batched, so that launches do not grow with their number.
 
+mod courier;
 pub mod cuda;
 mod factor;
 mod kernels;
 mod layout;
+mod soap;
 mod step;
 mod tables;
 
@@ -20,14 +22,14 @@ use crate::engine::plan::{Content, Plan, SlotId};
 use crate::engine::rules::{Clock, Rules};
 use crate::error::{Error, Kind, Result};
 use crate::memory::{Allocator, Counted};
-use crate::preconditioner::FactorRecord;
-use crate::tensor::Precision;
+use crate::preconditioner::{FactorRecord, Preconditioner};
 use bytemuck::Zeroable;
+pub use courier::Courier;
 use cuda::driver::{self, ALIGNMENT, Event, Memory, Pinned, RawStream, Stream};
 use cuda::linear::{BLAS_WORKSPACE, Linear};
 use cuda::probe;
 use kernels::Kernels;
-use layout::{Layout, Scratch};
+use layout::Layout;
 use std::sync::Arc;
 use tables::{Choice, Gate, NONE, Task};
 
@@ -75,6 +77,10 @@ pub struct Gpu {
     stream: RawStream,
     capturing: bool,
     in_call: bool,
+    /// A step was recorded into a graph, which may be launched at any time from then on.
+    recorded: bool,
+    /// Joint steps that the host has put on a stream, or knows of.
+    calls: u64,
     /// The stream that the libraries follow.
     followed: Option<RawStream>,
     /// There is work that the host has not waited for.
@@ -102,7 +108,7 @@ impl Gpu {
         let kernels = Kernels::open(ordinal)?;
         let _current = kernels.device.enter()?;
         let device = &kernels.device;
-        let mut layout = Layout::new(&plan, keeps_diagonals)?;
+        let layout = Layout::new(&plan, keeps_diagonals)?;
         let factors = plan.factors.len();
         let (state, tables, work) = match allocator {
             Some(allocator) => (
@@ -110,12 +116,7 @@ impl Gpu {
                 Memory::new(device, layout.tables.bytes, allocator, "the optimizer's tables")?,
                 Memory::new(device, layout.work_bytes, allocator, "the workspace")?,
             ),
-            None => {
-                // A refresh in double precision must find room, too.
-                let wide = plan.factors.iter().map(|f| Scratch::bytes(f.dim, 8, 1)).max().unwrap_or(0);
-                layout.work_bytes = layout.work_bytes.max(wide).next_multiple_of(ALIGNMENT);
-                (None, Memory::borrowed(device, 0, 0), Memory::borrowed(device, 0, layout.work_bytes))
-            }
+            None => (None, Memory::borrowed(device, 0, 0), Memory::borrowed(device, 0, layout.work_bytes)),
         };
         let incoming = Pinned::new(device, layout.tables.readback.next_multiple_of(8) + 2 * plan.head_bytes)?;
         let outgoing = Pinned::new(device, factors * (4 * size_of::<Task>() + size_of::<Choice>()))?;
@@ -140,6 +141,8 @@ impl Gpu {
             stream: std::ptr::null_mut(),
             capturing: false,
             in_call: false,
+            recorded: false,
+            calls: 0,
             followed: None,
             dirty: false,
             reopen: false,
@@ -158,16 +161,13 @@ impl Gpu {
             ready,
             own,
         };
-        match allocator {
-            Some(_) => {
-                made.clear_memory()?;
-                made.reserve_solver()?;
-            }
-            None => {
-                let tables = made.layout.tables.bytes.next_multiple_of(ALIGNMENT);
-                let solver = made.solver_bytes()?;
-                made.borrowed_bytes = tables + made.layout.work_bytes + BLAS_WORKSPACE + solver + ALIGNMENT;
-            }
+        let (solver, host) = made.solver_needs()?;
+        made.linear.reserve(solver, host, allocator)?;
+        if allocator.is_some() {
+            made.clear_memory()?;
+        } else {
+            let tables = made.layout.tables.bytes.next_multiple_of(ALIGNMENT);
+            made.borrowed_bytes = tables + made.layout.work_bytes + BLAS_WORKSPACE + solver + ALIGNMENT;
         }
         Ok(made)
     }
@@ -320,29 +320,16 @@ impl Gpu {
             into.sensed.push(factor::sensed(&drift));
         }
         (into.refused, into.refused_now, into.offender, into.left_out) = (0, false, None, 0);
+        into.replayed = 0;
         if self.joint {
             let gate: Gate = self.told(sections.gate);
             into.refused = gate.refused;
             into.refused_now = gate.open == 0;
             into.offender = usize::try_from(gate.param).ok().filter(|_| gate.param != NONE);
             into.left_out = gate.left_out;
+            into.replayed = gate.calls.saturating_sub(self.calls);
+            self.calls = gate.calls;
         }
-    }
-
-    /// Bytes that the solver needs for any group of factors, in either precision.
-    fn solver_bytes(&self) -> Result<usize> {
-        let factors = self.by_side();
-        let mut most = 0;
-        for precision in [None, Some(Precision::F64)] {
-            for group in self.groups(&factors, |_| precision) {
-                let batch = factor::batch(&self.scratch(&group), &group);
-                most = most.max(self.linear.needs(&batch)?.0);
-                if self.certifies() {
-                    most = most.max(self.linear.needs_inverse(&batch)?);
-                }
-            }
-        }
-        Ok(most.next_multiple_of(ALIGNMENT))
     }
 
     /// Takes the workspace of a caller: tables, the blocks' workspace, and the rest for the libraries.
@@ -423,7 +410,7 @@ impl Device for Gpu {
         if binding.waits && capturing {
             return Err(Error::new(
                 Kind::Unsupported,
-                "this step is a check, which must wait for the device, but args.stream is being captured; expected graphs of plain steps only",
+                "this step must wait for the device (a check is due, or ranks share it), but args.stream is being captured; expected graphs of plain steps of one process only",
             ));
         }
         if let Sites::Listed(sites) = binding.sites {
@@ -454,9 +441,11 @@ impl Device for Gpu {
         if moved {
             self.batches = self.views();
         }
-        // While a graph is recorded, an event from outside must not enter it.
-        if self.is_ready && !capturing {
-            self.ready.before(stream)?;
+        // An event from outside may enter a graph only as one that every launch waits for anew.
+        match (self.is_ready, capturing) {
+            (true, true) => self.ready.before_in_graph(stream)?,
+            (true, false) => self.ready.before(stream)?,
+            (false, _) => {}
         }
         if self.followed != Some(stream) {
             self.linear.follow(stream)?;
@@ -500,7 +489,10 @@ impl Device for Gpu {
         let kernels = self.kernels.clone();
         let _current = kernels.device.enter()?;
         self.sensed = orders.len();
-        factor::sense(self, rules, orders)
+        match self.plan.preconditioner {
+            Preconditioner::Shampoo => factor::sense(self, rules, orders),
+            Preconditioner::Soap(soap) => soap::sense(self, rules, &soap, orders),
+        }
     }
 
     fn readback(&mut self, into: &mut Readback) -> Result<()> {
@@ -528,14 +520,21 @@ impl Device for Gpu {
     fn refresh(&mut self, rules: &Rules, orders: &[RefreshOrder], _: &mut Vec<Refreshed>) -> Result<bool> {
         let kernels = self.kernels.clone();
         let _current = kernels.device.enter()?;
-        factor::refresh(self, rules, orders)?;
+        match self.plan.preconditioner {
+            Preconditioner::Shampoo => factor::refresh(self, rules, orders)?,
+            Preconditioner::Soap(soap) => soap::refresh(self, rules, &soap, orders)?,
+        }
         Ok(false)
     }
 
     fn store_records(&mut self, records: &[FactorRecord], pending: &[Pending]) -> Result<()> {
         let kernels = self.kernels.clone();
         let _current = kernels.device.enter()?;
-        factor::store_records(self, records, pending)
+        factor::store_records(self, records, pending)?;
+        match self.plan.preconditioner {
+            Preconditioner::Shampoo => Ok(()),
+            Preconditioner::Soap(_) => soap::settle(self, pending.len()),
+        }
     }
 
     fn redamp(&mut self, orders: &[RedampOrder]) -> Result<()> {
@@ -550,7 +549,10 @@ impl Device for Gpu {
         for (marked, batch) in self.preconditioned.iter_mut().zip(&self.layout.batches) {
             *marked = batch.preconditioned && bases[batch.stack];
         }
-        step::apply(self, rules)
+        match self.plan.preconditioner {
+            Preconditioner::Shampoo => step::apply(self, rules),
+            Preconditioner::Soap(soap) => soap::apply(self, rules, &soap),
+        }
     }
 
     fn left_out(&self) -> u64 {
@@ -561,15 +563,45 @@ impl Device for Gpu {
         let kernels = self.kernels.clone();
         let _current = kernels.device.enter()?;
         (self.in_call, self.dirty) = (false, true);
-        if self.capturing { Ok(()) } else { self.mark(self.stream) }
+        if !self.capturing {
+            return self.mark(self.stream);
+        }
+        self.recorded = true;
+        self.ready.record_in_graph(self.stream)
     }
 
     fn has_news(&self) -> bool {
-        self.dirty
+        self.dirty || self.recorded
+    }
+
+    fn is_recording(&self, stream: *mut libc::c_void) -> Result<bool> {
+        let _current = self.kernels.device.enter()?;
+        driver::is_capturing(stream.cast())
+    }
+
+    fn was_recorded(&self) -> bool {
+        self.recorded
     }
 
     fn reopen(&mut self) {
         self.reopen = true;
+    }
+
+    fn verdict(&self) -> Option<u64> {
+        Some(self.gate() + std::mem::offset_of!(Gate, bad) as u64)
+    }
+
+    fn withdraw(&mut self) -> Result<()> {
+        if !self.in_call {
+            return Ok(());
+        }
+        {
+            let kernels = self.kernels.clone();
+            let _current = kernels.device.enter()?;
+            step::acknowledge(self, self.stream)?;
+        }
+        self.reopen = true;
+        self.finish()
     }
 }
 

@@ -10,6 +10,7 @@ use crate::device::{Rows, Site as CallerSite};
 use crate::engine::plan::AxisView;
 use crate::engine::rules::Rules;
 use crate::error::{Error, Result};
+use crate::preconditioner::Preconditioner;
 use crate::tensor::{DType, Precision, squared_norm_limit};
 use bytemuck::Zeroable;
 use std::ffi::c_void;
@@ -36,13 +37,45 @@ pub(super) fn each(count: usize) -> Grid {
 }
 
 /// One thread block for each chunk of each block.
-fn by_chunk(batch: &Batch) -> Grid {
-    wide(batch.chunks(), batch.count(), batch.elements)
+pub(super) fn by_chunk(batch: &Batch) -> Grid {
+    Blocks::of(batch).grid()
 }
 
 /// One thread block for each block, which looks at its chunks.
-fn by_block(batch: &Batch) -> Grid {
+pub(super) fn by_block(batch: &Batch) -> Grid {
     wide(batch.count(), 1, batch.chunks())
+}
+
+/// Blocks that lie one behind the other.
+#[derive(Clone, Copy)]
+pub(super) struct Blocks {
+    /// How many.
+    pub count: usize,
+    /// Elements of each.
+    pub elements: usize,
+}
+
+impl Blocks {
+    /// Those of a batch.
+    pub fn of(batch: &Batch) -> Blocks {
+        Blocks { count: batch.count(), elements: batch.elements }
+    }
+
+    /// One thread block for each chunk of each.
+    pub fn grid(self) -> Grid {
+        wide(self.elements.div_ceil(CHUNK), self.count, self.elements)
+    }
+}
+
+/// How a matrix acts along an axis.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Along {
+    /// It is symmetric.
+    Symmetric,
+    /// By its transpose: into the basis.
+    Into,
+    /// As it is: back.
+    Back,
 }
 
 pub(super) const SINGLE: Grid = Grid { blocks: (1, 1), threads: 1 };
@@ -86,7 +119,7 @@ impl Gpu {
                 }
                 for (axis, factor) in self.plan.factors[block.factors.clone()].iter().enumerate() {
                     view.statistics[axis] = self.slot(factor.statistic);
-                    view.roots[axis] = self.slot(factor.inverse_root);
+                    view.roots[axis] = self.slot(factor.inverse_root.or(factor.basis));
                 }
                 if let Some((updates, dtype)) = self.rows.map(|rows| rows.updates) {
                     let offset = (batch.first * batch.elements * dtype.size()) as u64;
@@ -100,7 +133,7 @@ impl Gpu {
 }
 
 /// The rules for a batch.
-fn rules_of(batch: &Batch, rules: &Rules) -> Rules {
+pub(super) fn rules_of(batch: &Batch, rules: &Rules) -> Rules {
     Rules { largest: squared_norm_limit(batch.work, batch.statistic), ..*rules }
 }
 
@@ -111,9 +144,13 @@ pub(super) fn inspect(gpu: &mut Gpu, rules: &Rules) -> Result<()> {
     }
     let (stream, kernels) = (gpu.stream, gpu.kernels.clone());
     post_sites(gpu, stream)?;
-    let (gate, reopen, strict) =
-        (gpu.gate(), i32::from(std::mem::take(&mut gpu.reopen)), i32::from(gpu.strict));
+    // A graph must not open the gate each time that it is launched.
+    let reopens = gpu.reopen && !gpu.capturing;
+    let (gate, reopen, strict) = (gpu.gate(), i32::from(reopens), i32::from(gpu.strict));
     launch!(kernels.begin, SINGLE, stream, gate, reopen)?;
+    if !gpu.capturing {
+        (gpu.reopen, gpu.calls) = (false, gpu.calls + 1);
+    }
     measure(gpu, rules)?;
     launch!(kernels.judge, SINGLE, stream, gate, strict)
 }
@@ -162,6 +199,12 @@ fn check_address(gpu: &Gpu, what: &str, address: u64, dtype: DType, param: usize
         .at(param));
     }
     match driver::owner(address) {
+        Some(owner) if owner == ordinal && gpu.kernels.device.is_foreign(address) => {
+            Err(Error::invalid(format!(
+                "{what} '{name}': address {address:#x} was allocated in another context of cuda:{ordinal}; expected the device's primary context, which CUDA's runtime and the frameworks use"
+            ))
+            .at(param))
+        }
         Some(owner) if owner == ordinal => Ok(()),
         Some(owner) => Err(Error::invalid(format!(
             "{what} '{name}' lies on cuda:{owner}: expected cuda:{ordinal}, the optimizer's device"
@@ -189,12 +232,13 @@ pub(super) fn place_rows(gpu: &Gpu, rows: &Rows) -> Result<()> {
     Ok(())
 }
 
-/// Brings the sites that changed to the device, inside the launches themselves.
+/// Brings the sites that changed to the device, inside the launches themselves. A graph brings its own each time, and
+/// the host those that a graph may have changed.
 fn post_sites(gpu: &mut Gpu, stream: RawStream) -> Result<()> {
     let table = gpu.table(gpu.layout.tables.sites);
     for first in (0..gpu.wanted.len()).step_by(POSTED) {
         let end = (first + POSTED).min(gpu.wanted.len());
-        if gpu.wanted[first..end] == gpu.sites[first..end] {
+        if gpu.wanted[first..end] == gpu.sites[first..end] && !gpu.recorded && !gpu.capturing {
             continue;
         }
         let mut posted = [Site::zeroed(); POSTED];
@@ -210,48 +254,64 @@ fn post_sites(gpu: &mut Gpu, stream: RawStream) -> Result<()> {
 /// The clocks advance, and the statistics take in the gradient.
 pub(super) fn accumulate(gpu: &Gpu, rules: &Rules) -> Result<()> {
     let (stream, kernels, gate) = (gpu.stream, gpu.kernels.clone(), gpu.gate());
+    let in_basis = matches!(gpu.plan.preconditioner, Preconditioner::Soap(soap) if soap.in_basis);
     for (batch, view) in gpu.layout.batches.iter().zip(&gpu.batches) {
         let rules = rules_of(batch, rules);
         let count = batch.count();
         launch!(kernels.tick, each(count), stream, *view, rules, gate)?;
-        if !batch.preconditioned {
+        // Statistics in the basis take the gradient when it has been projected.
+        if !batch.preconditioned || in_basis {
             continue;
         }
         let s = index(batch.statistic);
         launch!(kernels.rescale[s], wide(count, batch.dims.len(), batch.elements), stream, *view)?;
         launch!(kernels.gather[s], by_chunk(batch), stream, *view, rules)?;
-        for axis in 0..batch.dims.len() {
-            add_statistic(gpu, batch, view, axis)?;
-        }
+        let behind = view.work + (count * batch.elements * batch.statistic.size()) as u64;
+        add_statistics(gpu, batch, view, view.work, behind)?;
+    }
+    Ok(())
+}
+
+/// Every statistic += U Uᵀ, U the unfolding of the blocks at `source` along its axis; `room` is used.
+pub(super) fn add_statistics(gpu: &Gpu, batch: &Batch, view: &Stack, source: u64, room: u64) -> Result<()> {
+    for axis in (0..batch.dims.len()).filter(|axis| view.statistics[*axis] != 0) {
+        add_statistic(gpu, batch, view.statistics[axis], axis, source, room)?;
     }
     Ok(())
 }
 
 /// Unfolds every block of a stack from one place of the workspace to another.
-fn unfold(gpu: &Gpu, precision: Precision, batch: &Batch, from: u64, to: u64, view: AxisView) -> Result<()> {
-    let grid = by_chunk(batch);
-    let numbers = [batch.elements, view.outer, view.dim, view.inner].map(|x| x as u32);
+fn unfold(gpu: &Gpu, precision: Precision, blocks: Blocks, from: u64, to: u64, view: AxisView) -> Result<()> {
+    let grid = blocks.grid();
+    let numbers = [blocks.elements, view.outer, view.dim, view.inner].map(|x| x as u32);
     let [elements, outer, dim, inner] = numbers;
     let function: Function = gpu.kernels.unfold[index(precision)];
     launch!(function, grid, gpu.stream, from, to, elements, outer, dim, inner)
 }
 
-/// Statistic += U Uᵀ, U the unfolding of the gathered gradient along `axis`.
-fn add_statistic(gpu: &Gpu, batch: &Batch, stacked: &Stack, axis: usize) -> Result<()> {
+fn add_statistic(
+    gpu: &Gpu,
+    batch: &Batch,
+    statistic: u64,
+    axis: usize,
+    source: u64,
+    room: u64,
+) -> Result<()> {
     let (precision, count) = (batch.statistic, batch.count());
     let view = AxisView::new(&batch.dims, axis);
-    let mut source = stacked.work;
-    if view.is_middle() {
-        source += (count * batch.elements * precision.size()) as u64;
-        unfold(gpu, precision, batch, stacked.work, source, view)?;
-    }
+    let source = if view.is_middle() {
+        unfold(gpu, precision, Blocks::of(batch), source, room, view)?;
+        room
+    } else {
+        source
+    };
     let n = view.dim;
     let k = batch.elements / n;
     // The last axis lies along the columns of the column-major view, every other one along its rows.
     let along_columns = view.inner == 1;
     let lead = if along_columns { n } else { k };
     let own = |transposed| Operand { at: source, lead, stride: batch.elements, transposed };
-    let target = Operand { at: stacked.statistics[axis], lead: n, stride: n * n, transposed: false };
+    let target = Operand { at: statistic, lead: n, stride: n * n, transposed: false };
     if count == 1 {
         return gpu.linear.add_square(precision, n, k, own(!along_columns), target);
     }
@@ -284,7 +344,9 @@ pub(super) fn apply(gpu: &Gpu, rules: &Rules) -> Result<()> {
         let mut halves =
             [0, batch.count() * batch.elements * batch.work.size()].map(|x| view.work + x as u64);
         for axis in 0..batch.dims.len() {
-            precondition(gpu, batch, axis, halves)?;
+            let root = view.roots[axis];
+            let along = AxisView::new(&batch.dims, axis);
+            multiply_along(gpu, batch.work, Blocks::of(batch), along, (root, Along::Symmetric), halves)?;
             halves.swap(0, 1);
         }
         let direction = halves[0];
@@ -295,35 +357,37 @@ pub(super) fn apply(gpu: &Gpu, rules: &Rules) -> Result<()> {
     Ok(())
 }
 
-/// Inverse root × block along `axis`, from the first half of the workspace to the second.
-fn precondition(gpu: &Gpu, batch: &Batch, axis: usize, [from, to]: [u64; 2]) -> Result<()> {
-    let (precision, count) = (batch.work, batch.count());
-    let view = AxisView::new(&batch.dims, axis);
-    let n = view.dim;
-    let factor = &gpu.plan.factors[gpu.plan.blocks[batch.block].factors.start + axis];
-    let root = Operand { at: gpu.slot(factor.inverse_root), lead: n, stride: n * n, transposed: false };
-    let rest = batch.elements / n;
-    let matrix = |at, lead| Operand { at, lead, stride: batch.elements, transposed: false };
+/// Matrix × block along an axis for every block, from the first place to the second; the matrices lie one behind the
+/// other, too. For a middle axis the first place is used.
+pub(super) fn multiply_along(
+    gpu: &Gpu,
+    precision: Precision,
+    blocks: Blocks,
+    view: AxisView,
+    (matrices, acts): (u64, Along),
+    [from, to]: [u64; 2],
+) -> Result<()> {
+    let (count, n) = (blocks.count, view.dim);
+    let root = |transposed| Operand { at: matrices, lead: n, stride: n * n, transposed };
+    let rest = blocks.elements / n;
+    let matrix = |at, lead| Operand { at, lead, stride: blocks.elements, transposed: false };
+    // From the right it is the other way round.
+    let right = root(acts == Along::Back);
     if view.is_middle() {
         // Unfolded, multiplied and folded again: three launches whatever the number of slices.
-        unfold(gpu, precision, batch, from, to, view)?;
+        unfold(gpu, precision, blocks, from, to, view)?;
         let shape = Shape { m: rest, n, k: n, count };
-        gpu.linear.multiply(precision, shape, matrix(to, rest), root, matrix(from, rest), false)?;
-        return unfold(
-            gpu,
-            precision,
-            batch,
-            from,
-            to,
-            AxisView { outer: n, dim: view.outer, inner: view.inner },
-        );
+        gpu.linear.multiply(precision, shape, matrix(to, rest), right, matrix(from, rest), false)?;
+        let inverse = AxisView { outer: n, dim: view.outer, inner: view.inner };
+        return unfold(gpu, precision, blocks, from, to, inverse);
     }
     if view.inner == 1 {
         let shape = Shape { m: n, n: rest, k: n, count };
-        return gpu.linear.multiply(precision, shape, root, matrix(from, n), matrix(to, n), false);
+        let left = root(acts == Along::Into);
+        return gpu.linear.multiply(precision, shape, left, matrix(from, n), matrix(to, n), false);
     }
     let shape = Shape { m: rest, n, k: n, count };
-    gpu.linear.multiply(precision, shape, matrix(from, rest), root, matrix(to, rest), false)
+    gpu.linear.multiply(precision, shape, matrix(from, rest), right, matrix(to, rest), false)
 }
 
 /// The host has read the gate: its counts start again.

@@ -11,6 +11,10 @@ pub const THREADS: usize = 256;
 pub const MAX_ORDER: usize = 8;
 /// Sites that one launch carries.
 pub const POSTED: usize = 64;
+/// Entries that one launch carries between tensors and messages.
+pub const CARRIED: usize = 64;
+/// Words that one launch writes or compares.
+pub const STAMPED: usize = 64;
 /// No parameter.
 pub const NONE: i32 = 0x7fff_ffff;
 
@@ -67,8 +71,8 @@ shared! {
         length: f64 => "double length",
         /// Takes part.
         active: i32 => "int active",
-        /// 0.
-        reserved: i32 => "int reserved",
+        /// SOAP: whether it works in the basis, see `kernels/soap.cuh`.
+        turn: i32 => "int turn",
     }
 
     /// Whether joint steps are taken. All blocks of a handle share one; a call on a stack has none.
@@ -119,7 +123,7 @@ shared! {
         strides: [u64; MAX_ORDER] => "u64 strides[MAX_ORDER]",
         /// The statistics of each axis.
         statistics: [u64; MAX_ORDER] => "u64 statistics[MAX_ORDER]",
-        /// The inverse roots of each axis.
+        /// The inverse roots of each axis; SOAP: the bases. 0 where the axis has none.
         roots: [u64; MAX_ORDER] => "u64 roots[MAX_ORDER]",
         /// The site of each block.
         sites: u64 => "Site *sites",
@@ -185,6 +189,10 @@ shared! {
         report: u64 => "u64 report",
         /// The records that a pending refresh chooses from, or 0.
         choice: u64 => "u64 choice",
+        /// m of the block, or 0.
+        filter: u64 => "u64 filter",
+        /// v of the block, or 0.
+        moment: u64 => "u64 moment",
         /// Bits of [`task`].
         flags: i32 => "int flags",
         /// Divide the statistic by its bias correction.
@@ -213,6 +221,8 @@ shared! {
         rule: i32 => "int rule",
         /// A cheaper rule served, or nothing can: the sandwich is not wanted.
         decided: i32 => "int decided",
+        /// κ of a basis of SOAP.
+        kappa: f64 => "double kappa",
     }
 
     /// What a refresh came to.
@@ -227,6 +237,8 @@ shared! {
         rung: i32 => "int rung",
         /// There is a new basis.
         fresh: i32 => "int fresh",
+        /// κ before it, for SOAP.
+        kappa: f64 => "double kappa",
     }
 
     /// A record that depends on how the refresh of its factor went.
@@ -256,6 +268,32 @@ shared! {
         /// The spectrum is shifted down by it.
         shift: f64 => "double shift",
     }
+
+    /// Rows of bytes between tensors and messages, entry by entry.
+    Carried {
+        /// First byte of the first row.
+        from: [u64; CARRIED] => "u64 from[CARRIED]",
+        /// Where it goes.
+        to: [u64; CARRIED] => "u64 to[CARRIED]",
+        /// Bytes from one row to the next.
+        from_step: [u64; CARRIED] => "u64 from_step[CARRIED]",
+        /// The same where they go.
+        to_step: [u64; CARRIED] => "u64 to_step[CARRIED]",
+        /// Units of a row.
+        row: [u64; CARRIED] => "u64 row[CARRIED]",
+        /// Rows.
+        rows: [u64; CARRIED] => "u64 rows[CARRIED]",
+        /// Bytes of a unit: 2, 4 or 8.
+        width: [u64; CARRIED] => "u64 width[CARRIED]",
+    }
+
+    /// Words of messages.
+    Stamped {
+        /// Their addresses.
+        at: [u64; STAMPED] => "u64 at[STAMPED]",
+        /// What they are to be.
+        value: [u64; STAMPED] => "u64 value[STAMPED]",
+    }
 }
 
 /// Bits of [`Task::flags`].
@@ -282,6 +320,10 @@ pub mod task {
     pub const NOISE: i32 = 512;
     /// The damping is relative: powers of two in the statistic keep the digits.
     pub const RELATIVE: i32 = 1024;
+    /// The statistic is in the basis: it is as it is stored, whatever the clock says.
+    pub const PLAIN: i32 = 2048;
+    /// Make the basis orthonormal again.
+    pub const POLISH: i32 = 4096;
 }
 
 const _: () = {
@@ -298,6 +340,7 @@ mod tests {
     use crate::preconditioner::Gauges;
     use crate::preconditioner::bound::LARGEST_ROOT;
     use crate::preconditioner::policy::BoundRule;
+    use crate::preconditioner::soap;
     use crate::tensor::DType;
     use std::fmt::Write;
     use std::mem::offset_of;
@@ -335,12 +378,15 @@ mod tests {
             ("THREADS".into(), THREADS as i64),
             ("MAX_ORDER".into(), MAX_ORDER as i64),
             ("POSTED".into(), POSTED as i64),
+            ("CARRIED".into(), CARRIED as i64),
+            ("STAMPED".into(), STAMPED as i64),
             ("NONE".into(), i64::from(NONE)),
             ("RECORD_WORDS".into(), RECORD_WORDS as i64),
             ("GAUGE_EPSILON".into(), gauge(offset_of!(Gauges, epsilon))),
             ("GAUGE_NOISE_FLOOR".into(), gauge(offset_of!(Gauges, noise_floor))),
             ("GAUGE_EIGENVALUE_MIN".into(), gauge(offset_of!(Gauges, eigenvalue_min))),
             ("GAUGE_EIGENVALUE_MAX".into(), gauge(offset_of!(Gauges, eigenvalue_max))),
+            ("GAUGE_KAPPA".into(), gauge(offset_of!(Gauges, kappa))),
             ("INFO_IDLE".into(), i64::from(INFO_IDLE)),
             ("INFO_NOT_FINITE".into(), i64::from(INFO_NOT_FINITE)),
             ("INFO_LEFT_OUT".into(), i64::from(INFO_LEFT_OUT)),
@@ -359,13 +405,15 @@ mod tests {
         macro_rules! bits {
             ($($name:ident)+) => { [$((concat!("TASK_", stringify!($name)), task::$name)),+] };
         }
-        let bits = bits!(HAS_BASIS ADOPT_DIAGONAL AFTER_REFRESH SEARCH SPOIL FAIL KEEP_DIAGONAL SHIFT GIVEN_EPSILON NOISE RELATIVE);
+        let bits = bits!(HAS_BASIS ADOPT_DIAGONAL AFTER_REFRESH SEARCH SPOIL FAIL KEEP_DIAGONAL SHIFT GIVEN_EPSILON NOISE RELATIVE PLAIN POLISH);
         constants.extend(bits.map(|(name, bit)| (name.to_string(), i64::from(bit))));
         for (name, value) in constants {
             writeln!(text, "#define {name} {value}").unwrap();
         }
         writeln!(text, "#define LEAST_WEIGHT {LEAST_WEIGHT:?}").unwrap();
         writeln!(text, "#define SEARCH_RATIO {SEARCH_RATIO:?}").unwrap();
+        writeln!(text, "#define KAPPA_FLOOR {:?}", soap::FLOOR).unwrap();
+        writeln!(text, "#define TINY_RMS {:?}", soap::TINY_RMS).unwrap();
         let rules = rules();
         let rules: Vec<&str> = rules.iter().map(String::as_str).collect();
         let clock: &[&str] = &["u64 step", "double weight"];

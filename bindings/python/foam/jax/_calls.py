@@ -138,11 +138,11 @@ def _due(config: Any, known: Dict[str, Any]) -> Any:
     step, took_part = known["clock"][:, 0], (known["info"] & 3) == 0
     if config.cadence == _structs.CADENCE_PAPER:
         begun = step > 0
-        checked = (step == 1) | (begun & _scheduled(config, step - np.uint32(1)))
+        checked = (step == 1) | (begun & (_scheduled(config, step - np.uint32(1)) | _corrected(config, step - np.uint32(1))))
     else:
         first = np.uint32(_first_check(config))
         begun = step >= first
-        checked = (step == first) | ((step > first) & _scheduled(config, step))
+        checked = (step == first) | ((step > first) & (_scheduled(config, step) | _corrected(config, step)))
     # A basis that should be there but is not is made at once.
     missing = begun & jnp.any(known["record"][:, :, HAS_BASIS] == 0, axis=1)
     return jnp.any(took_part & (checked | missing))
@@ -173,6 +173,13 @@ def _scheduled(config: Any, age: Any) -> Any:
         front = np.uint32(min(_front_length(config), 2**32 - 1))
         return jnp.where(age <= front, age % np.uint32(config.front_period), age % period) == 0
     return age % period == 0
+
+
+def _corrected(config: Any, age: Any) -> Any:
+    """Whether the spectrum is corrected at ``age``, between the refreshes of the schedule."""
+    if config.correction_period == 0:
+        return False
+    return age % np.uint32(min(config.correction_period, 2**32 - 1)) == 0
 
 
 def _call(

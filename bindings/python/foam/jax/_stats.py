@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import _structs
 from .._csv import append_snapshot
+from .._diagnosis import diagnose, merged
 from ..errors import InvalidArgumentError
 from ._state import ScaleByFoamState
 
@@ -28,6 +29,7 @@ GAUGES = (
     "eigenvalue_min",
     "eigenvalue_max",
     "kappa",
+    "orthogonality",
 )
 COUNTERS = (
     "branch",
@@ -49,8 +51,14 @@ COUNTERS = (
     "bound_average",
     "bound_spectral",
     "bound_sandwich",
+    "qr_steps",
+    "qr_refreshes",
+    "qr_fallbacks",
 )
 _TOTALS = COUNTERS[4:]
+
+#: Options that belong to a machine: what was found does not depend on them.
+_UNJUDGED = ("device", "num_threads")
 
 #: The word of a record that is not 0 once there is a basis.
 HAS_BASIS = 2 * (len(GAUGES) + COUNTERS.index("has_basis"))
@@ -65,7 +73,8 @@ def foam_stats(state: Any) -> Dict[str, Any]:
     Returns a dict: ``steps``, ``skipped_steps``, ``params``, ``blocks``, the sums of all counters (``checks`` is what
     stale Shampoo would have spent on eigendecompositions, ``evd_calls`` what was spent, ``evd_rate`` their quotient),
     ``not_finite`` (the parameters whose gradients stopped the last step), ``overflowed`` (those whose direction was
-    left out of it), and ``factors``: a list with a dict for each factor, ordered by parameter, block and axis, with
+    left out of it), ``findings`` (a sentence for each thing that keeps the configuration from working, by name: the
+    option to change, and a value to try), and ``factors``: a list with a dict for each factor, ordered by parameter, block and axis, with
     the fields of ``foam_factor_info`` (``epsilon``, ``proxy``, ``gap_bound``, ``evd_calls`` and so on), ``param``,
     ``branch`` and ``evd_rate``. Values that do not exist yet are NaN.
 
@@ -85,6 +94,9 @@ def foam_stats(state: Any) -> Dict[str, Any]:
     for name in _TOTALS:
         found[name] = sum(factor[name] for factor in factors)
     found["evd_rate"] = _rate(found)
+    judged = [part.judge() for part in parts]
+    found["findings"] = merged([findings for findings, _ in judged], "state")
+    factors = [factor for _, own in judged for factor in own]
     found["not_finite"] = sorted({name for part in parts for name in part.marked(NOT_FINITE)})
     found["overflowed"] = sorted({name for part in parts for name in part.marked(OVERFLOWED)})
     found["factors"] = factors
@@ -136,7 +148,14 @@ class _Reader:
 
     def factor_stats(self) -> List[Dict[str, Any]]:
         """The factors as a snapshot wants them."""
-        return self.factors()
+        return self.judge()[1]
+
+    def judge(self) -> Tuple[Dict[str, str], List[Dict[str, Any]]]:
+        """What is wrong, a sentence by finding, and the factors with the names of their own findings."""
+        factors = self.factors()
+        options = {key: value for key, value in self.options.items() if key not in _UNJUDGED}
+        findings, each = diagnose(options, factors)
+        return findings, [{**factor, "findings": own} for factor, own in zip(factors, each)]
 
     def factors(self) -> List[Dict[str, Any]]:
         """The statistics of every factor, ordered by parameter, block and axis."""

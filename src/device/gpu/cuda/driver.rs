@@ -113,6 +113,11 @@ impl Device {
         self.ordinal
     }
 
+    /// Whether an address was allocated in another context than the device's primary one.
+    pub fn is_foreign(&self, address: u64) -> bool {
+        context_of(address).is_some_and(|context| context != self.context)
+    }
+
     /// Makes the context current until the guard is dropped; then the caller's is current again.
     pub fn enter(&self) -> Result<Current> {
         // SAFETY: the context is retained.
@@ -202,6 +207,21 @@ impl Event {
         check(unsafe { sys::cuStreamWaitEvent(stream, self.raw, 0) }, "cuStreamWaitEvent")
     }
 
+    /// As `record`, on a stream that records a graph: every launch of the graph marks what comes before.
+    pub fn record_in_graph(&self, stream: CUstream) -> Result<()> {
+        let external = sys::CUevent_record_flags_enum::CU_EVENT_RECORD_EXTERNAL as c_uint;
+        // SAFETY: event and stream are alive.
+        let status = unsafe { sys::cuEventRecordWithFlags(self.raw, stream, external) };
+        check(status, "cuEventRecordWithFlags")
+    }
+
+    /// As `before`, on a stream that records a graph: every launch of the graph comes after the newest mark.
+    pub fn before_in_graph(&self, stream: CUstream) -> Result<()> {
+        let external = sys::CUevent_wait_flags_enum::CU_EVENT_WAIT_EXTERNAL as c_uint;
+        // SAFETY: event and stream are alive.
+        check(unsafe { sys::cuStreamWaitEvent(stream, self.raw, external) }, "cuStreamWaitEvent")
+    }
+
     /// The host waits for the mark.
     pub fn wait(&self) -> Result<()> {
         // SAFETY: the event is alive.
@@ -273,11 +293,6 @@ impl Memory {
         Memory { device: device.clone(), address, bytes, source: None }
     }
 
-    /// Whether it is a caller's.
-    pub fn is_borrowed(&self) -> bool {
-        self.source.is_none()
-    }
-
     /// Its first byte.
     pub fn address(&self) -> u64 {
         self.address
@@ -300,7 +315,8 @@ pub fn fill(address: u64, byte: u8, bytes: usize, stream: CUstream) -> Result<()
     check(unsafe { sys::cuMemsetD8Async(address, byte, bytes, stream) }, "cuMemsetD8Async")
 }
 
-fn refused(cause: Error, bytes: usize, what: &str) -> Error {
+/// An error for want of memory names what for, and how many bytes.
+pub fn refused(cause: Error, bytes: usize, what: &str) -> Error {
     if cause.kind != Kind::OutOfMemory {
         return cause;
     }
@@ -481,6 +497,15 @@ pub unsafe fn launch(
         )
     };
     check(status, "cuLaunchKernel")
+}
+
+/// The context that an address was allocated in; `None` if it has none, as memory of a pool.
+fn context_of(address: u64) -> Option<CUcontext> {
+    let mut context: CUcontext = std::ptr::null_mut();
+    let attribute = sys::CUpointer_attribute_enum::CU_POINTER_ATTRIBUTE_CONTEXT;
+    // SAFETY: the attribute is one handle.
+    let status = unsafe { sys::cuPointerGetAttribute((&raw mut context).cast(), attribute, address) };
+    (status == CUresult::CUDA_SUCCESS && !context.is_null()).then_some(context)
 }
 
 /// The device that an address belongs to; `None` if the driver does not know it as device memory.

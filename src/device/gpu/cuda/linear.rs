@@ -1,11 +1,10 @@
-//! cuBLAS and cuSOLVER: batched products, and the symmetric eigendecomposition. Column-major, as they are.
+//! cuBLAS and cuSOLVER: batched products, the symmetric eigendecomposition, orthogonal factors. Column-major, as they are.
 
-use super::driver::{Device, Memory};
+use super::driver::{Device, Memory, refused};
+use super::libraries::{blas, solver};
 use crate::error::{Error, Kind, Result};
-use crate::memory::Allocator;
+use crate::memory::{Allocator, filled};
 use crate::tensor::Precision;
-use cudarc::cublas::sys as blas;
-use cudarc::cusolver::sys as solver;
 use cudarc::driver::sys::CUstream;
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::Arc;
@@ -57,6 +56,13 @@ pub struct Batch {
     pub count: usize,
     /// Of which precision.
     pub precision: Precision,
+}
+
+/// How a batch is decomposed: at once, or matrix by matrix.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Path {
+    Batched,
+    Single,
 }
 
 /// The two handles, used by one call at a time.
@@ -240,37 +246,33 @@ impl Linear {
         self.scratch = Some(Memory::borrowed(&self.device, at + BLAS_WORKSPACE as u64, scratch));
     }
 
-    /// Makes the solver's workspace large enough for `batch`; grows only here.
-    pub fn prepare(&mut self, batch: &Batch, allocator: Allocator) -> Result<()> {
-        let (bytes, host) = self.needs(batch)?;
-        self.grow(bytes, host, allocator)
-    }
-
-    /// Makes the solver's workspace large enough for [`Linear::invert`].
-    pub fn prepare_inverse(&mut self, batch: &Batch, allocator: Allocator) -> Result<()> {
-        self.grow(self.needs_inverse(batch)?, 0, allocator)
-    }
-
-    fn grow(&mut self, bytes: usize, host: usize, allocator: Allocator) -> Result<()> {
-        if self.scratch.as_ref().is_none_or(|scratch| scratch.bytes() < bytes) {
-            if self.workspace.is_borrowed() {
-                return Err(Error::out_of_memory("an eigendecomposition, in the workspace", bytes as u128));
-            }
-            self.scratch = None;
+    /// Makes the solver's workspace, on the device (unless the caller lends it) and on the host. Only here: in the
+    /// middle of training nothing grows.
+    pub fn reserve(&mut self, bytes: usize, host: usize, allocator: Option<Allocator>) -> Result<()> {
+        if let Some(allocator) = allocator {
             self.scratch = Some(Memory::new(&self.device, bytes, allocator, "an eigendecomposition")?);
         }
-        if self.host_scratch.len() < host {
-            self.host_scratch.resize(host, 0);
-        }
+        self.host_scratch = filled(0, host, "an eigendecomposition")?;
         Ok(())
     }
 
-    fn is_batched(&self, batch: &Batch) -> bool {
-        self.batched && batch.count > 1 && batch.n <= BATCHED_SIDE
+    /// The ways in which a batch can be decomposed, the better one first. The last one is always there.
+    fn paths(&self, batch: &Batch) -> &'static [Path] {
+        let batched = self.batched && batch.count > 1 && batch.n <= BATCHED_SIDE;
+        if batched { &[Path::Batched, Path::Single] } else { &[Path::Single] }
     }
 
-    /// Bytes of workspace on the device and on the host.
+    /// Bytes of workspace on the device and on the host, whichever way `batch` is decomposed.
     pub fn needs(&self, batch: &Batch) -> Result<(usize, usize)> {
+        let mut most = (0, 0);
+        for path in self.paths(batch) {
+            let (bytes, host) = self.needs_on(*path, batch)?;
+            most = (most.0.max(bytes), most.1.max(host));
+        }
+        Ok(most)
+    }
+
+    fn needs_on(&self, path: Path, batch: &Batch) -> Result<(usize, usize)> {
         let (mut bytes, mut host) = (0usize, 0usize);
         let kind = data_type(batch.precision);
         let (vectors, lower) = (
@@ -281,48 +283,75 @@ impl Linear {
             (batch.n as i64, batch.matrices as *const c_void, batch.spectra as *const c_void);
         // SAFETY: only sizes are asked for.
         unsafe {
-            if self.is_batched(batch) {
-                let status = solver::cusolverDnXsyevBatched_bufferSize(
-                    self.solver,
-                    self.params,
-                    vectors,
-                    lower,
-                    n,
-                    kind,
-                    matrices,
-                    n,
-                    kind,
-                    spectra,
-                    kind,
-                    &mut bytes,
-                    &mut host,
-                    batch.count as i64,
-                );
-                solver_check(status, "cusolverDnXsyevBatched_bufferSize")?;
-            } else {
-                let status = solver::cusolverDnXsyevd_bufferSize(
-                    self.solver,
-                    self.params,
-                    vectors,
-                    lower,
-                    n,
-                    kind,
-                    matrices,
-                    n,
-                    kind,
-                    spectra,
-                    kind,
-                    &mut bytes,
-                    &mut host,
-                );
-                solver_check(status, "cusolverDnXsyevd_bufferSize")?;
+            match path {
+                Path::Batched => {
+                    let status = solver::cusolverDnXsyevBatched_bufferSize(
+                        self.solver,
+                        self.params,
+                        vectors,
+                        lower,
+                        n,
+                        kind,
+                        matrices,
+                        n,
+                        kind,
+                        spectra,
+                        kind,
+                        &mut bytes,
+                        &mut host,
+                        batch.count as i64,
+                    );
+                    solver_check(status, "cusolverDnXsyevBatched_bufferSize")?;
+                }
+                Path::Single => {
+                    let status = solver::cusolverDnXsyevd_bufferSize(
+                        self.solver,
+                        self.params,
+                        vectors,
+                        lower,
+                        n,
+                        kind,
+                        matrices,
+                        n,
+                        kind,
+                        spectra,
+                        kind,
+                        &mut bytes,
+                        &mut host,
+                    );
+                    solver_check(status, "cusolverDnXsyevd_bufferSize")?;
+                }
             }
         }
         Ok((bytes, host))
     }
 
+    /// The first way whose workspace is there. Sizes need not grow with the batch, so a part of a group may ask for
+    /// more than the whole; one by one, every group has room.
+    fn choose(&self, batch: &Batch) -> Result<Path> {
+        let room = (self.scratch.as_ref().map_or(0, Memory::bytes), self.host_scratch.len());
+        let mut least = 0;
+        for path in self.paths(batch) {
+            let (bytes, host) = self.needs_on(*path, batch)?;
+            if bytes <= room.0 && host <= room.1 {
+                return Ok(*path);
+            }
+            least = bytes;
+        }
+        Err(Error::out_of_memory("an eigendecomposition, in the workspace", least as u128))
+    }
+
     /// Decomposes every matrix of the batch, from its lower triangle, in place.
     pub fn decompose(&mut self, batch: &Batch) -> Result<()> {
+        let path = self.choose(batch)?;
+        self.decompose_on(path, batch).map_err(|cause| {
+            let bytes = self.scratch.as_ref().map_or(0, Memory::bytes);
+            let (count, n) = (batch.count, batch.n);
+            refused(cause, bytes, &format!("the eigendecomposition of {count} matrices of side {n}"))
+        })
+    }
+
+    fn decompose_on(&mut self, path: Path, batch: &Batch) -> Result<()> {
         let kind = data_type(batch.precision);
         let (vectors, lower) = (
             solver::cusolverEigMode_t::CUSOLVER_EIG_MODE_VECTOR,
@@ -331,8 +360,8 @@ impl Linear {
         let n = batch.n as i64;
         let (scratch, bytes) = self.scratch.as_ref().map_or((0, 0), |s| (s.address(), s.bytes()));
         let (host, host_bytes) = (self.host_scratch.as_mut_ptr().cast::<c_void>(), self.host_scratch.len());
-        if self.is_batched(batch) {
-            // SAFETY: buffers of the sizes that `prepare` asked for.
+        if path == Path::Batched {
+            // SAFETY: buffers of the sizes that were asked for.
             let status = unsafe {
                 solver::cusolverDnXsyevBatched(
                     self.solver,
@@ -423,7 +452,7 @@ impl Linear {
             ($function:ident, $type:ty, $matrix:expr, $info:expr) => {{
                 let (matrix, work, info) =
                     ($matrix as *mut $type, scratch as *mut $type, $info as *mut c_int);
-                // SAFETY: a matrix of the batch, and the workspace that `prepare_inverse` made.
+                // SAFETY: a matrix of the batch, and the workspace that `needs_inverse` asked for.
                 let status = unsafe { solver::$function(self.solver, lower, n, matrix, n, work, room, info) };
                 solver_check(status, stringify!($function))?
             }};
@@ -442,6 +471,63 @@ impl Linear {
                     call!(cusolverDnDpotrf, f64, matrix, info);
                     call!(cusolverDnDpotri, f64, matrix, ignored);
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of workspace that [`Linear::orthonormalize`] needs.
+    pub fn needs_factor(&self, batch: &Batch) -> Result<usize> {
+        let n = batch.n as c_int;
+        let (mut factor, mut form): (c_int, c_int) = (0, 0);
+        macro_rules! ask {
+            ($factor:ident, $form:ident, $type:ty) => {{
+                let (at, tau) = (batch.matrices as *mut $type, batch.spectra as *const $type);
+                // SAFETY: only sizes are asked for.
+                unsafe {
+                    let status = solver::$factor(self.solver, n, n, at, n, &mut factor);
+                    solver_check(status, stringify!($factor))?;
+                    let status = solver::$form(self.solver, n, n, n, at, n, tau, &mut form);
+                    solver_check(status, stringify!($form))?
+                }
+            }};
+        }
+        match batch.precision {
+            Precision::F32 => ask!(cusolverDnSgeqrf_bufferSize, cusolverDnSorgqr_bufferSize, f32),
+            Precision::F64 => ask!(cusolverDnDgeqrf_bufferSize, cusolverDnDorgqr_bufferSize, f64),
+        }
+        Ok(factor.max(form).max(0) as usize * batch.precision.size())
+    }
+
+    /// Every matrix of the batch becomes the orthogonal factor of itself, by Householder reflections, whose scales
+    /// go where the spectra are. Columns that depend on others are completed to a basis.
+    pub fn orthonormalize(&mut self, batch: &Batch) -> Result<()> {
+        let n = batch.n as c_int;
+        let size = batch.precision.size();
+        let (scratch, bytes) = self.scratch.as_ref().map_or((0, 0), |s| (s.address(), s.bytes()));
+        let room = (bytes / size).min(c_int::MAX as usize) as c_int;
+        macro_rules! call {
+            ($factor:ident, $form:ident, $type:ty, $i:expr) => {{
+                let at = |base: u64, step: usize| base + ($i * step) as u64;
+                let (matrix, tau) = (
+                    at(batch.matrices, batch.n * batch.n * size) as *mut $type,
+                    at(batch.spectra, batch.n * size) as *mut $type,
+                );
+                let (work, info) = (scratch as *mut $type, at(batch.infos, 4) as *mut c_int);
+                // SAFETY: a matrix of the batch, its scales, and the workspace that was reserved. The info
+                // of the second call stays: it speaks of both, because the result is looked at.
+                unsafe {
+                    let status = solver::$factor(self.solver, n, n, matrix, n, tau, work, room, info);
+                    solver_check(status, stringify!($factor))?;
+                    let status = solver::$form(self.solver, n, n, n, matrix, n, tau, work, room, info);
+                    solver_check(status, stringify!($form))?
+                }
+            }};
+        }
+        for i in 0..batch.count {
+            match batch.precision {
+                Precision::F32 => call!(cusolverDnSgeqrf, cusolverDnSorgqr, f32, i),
+                Precision::F64 => call!(cusolverDnDgeqrf, cusolverDnDorgqr, f64, i),
             }
         }
         Ok(())

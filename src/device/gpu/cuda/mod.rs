@@ -2,5 +2,6 @@
 //! libraries. Another vendor would be a second such folder.
 
 pub mod driver;
+pub mod libraries;
 pub mod linear;
 pub mod probe;

@@ -1,10 +1,12 @@
 //! What of CUDA is here: libraries, symbols, versions, devices. Everything is looked up before anything is
 //! called, because a call through a missing library or symbol could only panic.
 
+use super::libraries::{FOLDERS, Found, Name, blas, solver};
 use crate::error::{Error, Kind, Result};
-use cudarc::{cublas, cusolver, driver};
+use cudarc::driver;
 use std::ffi::{CStr, c_int, c_void};
 use std::fmt::Write;
+use std::sync::OnceLock;
 
 /// The list of symbols that the backend calls.
 const SYMBOLS: &str = include_str!("symbols.txt");
@@ -31,29 +33,36 @@ impl Library {
         }
     }
 
+    /// Which of the two that are chosen with care; none for the driver, of which a system has one.
+    fn choice(self) -> Option<Name> {
+        match self {
+            Library::Driver => None,
+            Library::Blas => Some(Name::Blas),
+            Library::Solver => Some(Name::Solver),
+        }
+    }
+
+    fn found(self) -> Option<&'static Found> {
+        self.choice()?.find(driver_major())
+    }
+
     fn is_present(self) -> bool {
-        // SAFETY: loads the library, whose initialisers are NVIDIA's.
-        unsafe {
-            match self {
-                Library::Driver => driver::sys::is_culib_present(),
-                Library::Blas => cublas::sys::is_culib_present(),
-                Library::Solver => cusolver::sys::is_culib_present(),
-            }
+        match self {
+            // SAFETY: loads the library, whose initialisers are NVIDIA's.
+            Library::Driver => unsafe { driver::sys::is_culib_present() },
+            _ => self.found().is_some(),
         }
     }
 
     /// The address of a symbol; call only if the library is present.
     fn symbol(self, name: &str) -> Option<*const c_void> {
-        let name = format!("{name}\0");
+        if let Some(choice) = self.choice() {
+            return choice.symbol(name);
+        }
         type Any = unsafe extern "C" fn();
+        let name = format!("{name}\0");
         // SAFETY: the symbol is only looked up.
-        let found = unsafe {
-            match self {
-                Library::Driver => driver::sys::culib().get::<Any>(name.as_bytes()).map(|s| *s),
-                Library::Blas => cublas::sys::culib().get::<Any>(name.as_bytes()).map(|s| *s),
-                Library::Solver => cusolver::sys::culib().get::<Any>(name.as_bytes()).map(|s| *s),
-            }
-        };
+        let found = unsafe { driver::sys::culib().get::<Any>(name.as_bytes()).map(|s| *s) };
         found.ok().map(|f| f as *const c_void)
     }
 
@@ -73,13 +82,21 @@ impl Library {
 
     /// The names under which it was looked for that a Linux system can have.
     fn candidates(self) -> String {
-        let all = cudarc::get_lib_name_candidates(self.name());
-        let plain = |name: &String| !name.contains("64");
-        all.into_iter().filter(plain).collect::<Vec<_>>().join(", ")
+        match self.choice() {
+            Some(choice) => choice.files(driver_major()).join(", "),
+            None => {
+                let all = cudarc::get_lib_name_candidates(self.name());
+                let plain = |name: &String| !name.contains("64");
+                all.into_iter().filter(plain).collect::<Vec<_>>().join(", ")
+            }
+        }
     }
 
     /// The file that it was loaded from.
     fn path(self) -> String {
+        if let Some(found) = self.found() {
+            return found.path.clone();
+        }
         let first = self.wanted().find_map(|(symbol, _)| self.symbol(symbol));
         // SAFETY: an all-zero Dl_info is valid, and dladdr only reads the address as a number.
         unsafe {
@@ -98,7 +115,7 @@ impl Library {
         let unsupported = |message: String| Err(Error::new(Kind::Unsupported, message));
         if !self.is_present() {
             return unsupported(format!(
-                "lib{} was not found; looked for {} along LD_LIBRARY_PATH and the system's paths; expected NVIDIA's {} of CUDA 12.2 or newer",
+                "lib{} was not found; looked for {} along LD_LIBRARY_PATH, in the folders of {FOLDERS}, and on the system's paths; expected NVIDIA's {} of CUDA 12.2 or newer",
                 self.name(),
                 self.candidates(),
                 if self == Library::Driver { "driver" } else { "library" },
@@ -122,8 +139,18 @@ pub fn has_batched_solver() -> bool {
     Library::Solver.wanted().filter_map(optional).all(|symbol| Library::Solver.symbol(symbol).is_some())
 }
 
-/// Refuses, naming what is missing, unless CUDA can be used.
+/// Refuses, naming what is missing, unless CUDA can be used. What is there stays there: a success is kept, so that a
+/// call of XLA's does not look for libraries.
 pub fn require() -> Result<()> {
+    static USABLE: OnceLock<()> = OnceLock::new();
+    if USABLE.get().is_none() {
+        look()?;
+        let _ = USABLE.set(());
+    }
+    Ok(())
+}
+
+fn look() -> Result<()> {
     Library::Driver.require()?;
     let version = driver_version()?;
     if version < OLDEST_DRIVER {
@@ -139,6 +166,13 @@ pub fn require() -> Result<()> {
     device_count()?;
     Library::Blas.require()?;
     Library::Solver.require()
+}
+
+/// The driver's major; the newest one known if there is no driver.
+fn driver_major() -> i32 {
+    let present = Library::Driver.is_present() && Library::Driver.missing().is_empty();
+    let version = if present { driver_version().ok() } else { None };
+    version.map_or(i32::MAX, |version| version / 1000)
 }
 
 fn driver_version() -> Result<i32> {
@@ -206,7 +240,8 @@ fn describe(library: Library) -> String {
         Library::Solver => ", without the batched eigensolver",
         _ => "",
     };
-    format!("lib{name}: {}, version {}{extra}", library.path(), version(library))
+    let why = library.found().map_or(String::new(), |found| format!("; {}", found.why));
+    format!("lib{name}: {}, version {}{extra}{why}", library.path(), version(library))
 }
 
 fn version(library: Library) -> String {
@@ -220,14 +255,14 @@ fn version(library: Library) -> String {
         match library {
             Library::Driver => driver_version().map_or_else(|_| "unknown".to_string(), dotted),
             Library::Blas => property(&|which, value| {
-                use cublas::sys::libraryPropertyType_t::{MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL};
+                use blas::libraryPropertyType_t::{MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL};
                 let which = [MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL][which as usize];
-                cublas::sys::cublasGetProperty(which, value) as u32 == 0
+                blas::cublasGetProperty(which, value) as u32 == 0
             }),
             Library::Solver => property(&|which, value| {
-                use cusolver::sys::libraryPropertyType_t::{MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL};
+                use solver::libraryPropertyType_t::{MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL};
                 let which = [MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL][which as usize];
-                cusolver::sys::cusolverGetProperty(which, value) as u32 == 0
+                solver::cusolverGetProperty(which, value) as u32 == 0
             }),
         }
     }

@@ -6,8 +6,20 @@
 
 // The stored statistic times this is what is decomposed.
 __device__ inline double statistic_scale(const Task &t) {
+    if (t.flags & TASK_PLAIN) return 1.0;
     Clock clock = *t.clock;
     return clock.weight / bias_correction(t.correct, t.log_beta2, clock.step);
+}
+
+// The power of two that brings a matrix with this largest entry near one.
+__device__ inline Scale unit_of(double largest) {
+    Scale out = {1.0, 0.0, finite(largest), 0, 0.0};
+    if (out.finite && largest > 0.0) {
+        int exponent = (int)((__double_as_longlong(largest) >> 52) & 0x7ff) - 1023;
+        exponent = max(-120, min(120, exponent));
+        out.unit = __longlong_as_double((long long)(1023 - exponent) << 52);
+    }
+    return out;
 }
 
 // The largest entry of each statistic, and from it the unit.
@@ -22,13 +34,7 @@ template <typename S> __device__ inline void peak(const Task *tasks, u32 n, Scal
     }
     largest = block_max(largest);
     if (threadIdx.x != 0) return;
-    Scale out = {1.0, 0.0, finite(largest), 0, 0.0};
-    if (out.finite && largest > 0.0) {
-        int exponent = (int)((__double_as_longlong(largest) >> 52) & 0x7ff) - 1023;
-        exponent = max(-120, min(120, exponent));
-        out.unit = __longlong_as_double((long long)(1023 - exponent) << 52);
-    }
-    scales[blockIdx.x] = out;
+    scales[blockIdx.x] = unit_of(largest);
 }
 
 // A becomes the statistic, whole and scaled, in precision E; Q, if asked for, the basis.
@@ -177,7 +183,7 @@ template <typename S> __device__ inline void drift(const Task *tasks, u32 n, con
     const S *h = hs + (u64)blockIdx.x * n * n, *d = (const S *)t.spectrum;
     double *weights = all_weights + (u64)blockIdx.x * n;
     double nan = __longlong_as_double(0x7ff8000000000000ll);
-    Drift out = {nan, nan, nan, nan, nan, nan, nan, nan, RULE_NONE, 1};
+    Drift out = {nan, nan, nan, nan, nan, nan, nan, nan, RULE_NONE, 1, nan};
     bool given = t.flags & TASK_GIVEN_EPSILON;
     if (given) {
         ends<S>(d, 1, n, out.least, out.largest);
@@ -257,7 +263,7 @@ __device__ inline void certify(const Task *tasks, u32 n, S *hs, S *ns, double *a
     double *roots = all_vectors + (u64)blockIdx.x * 3 * n, *v = roots + n, *image = v + n;
     double *diagonal = (double *)t.diagonal;
     double nan = __longlong_as_double(0x7ff8000000000000ll), q = t.exponent;
-    Drift out = {nan, nan, nan, nan, nan, nan, nan, nan, RULE_NONE, 1};
+    Drift out = {nan, nan, nan, nan, nan, nan, nan, nan, RULE_NONE, 1, nan};
     ends<S>(h, (u64)n + 1, n, out.least, out.largest);
     out.residual = residual<S>(h, n, diagonal);
     double epsilon = epsilon_at(t.ratio, t.epsilon, out.largest);

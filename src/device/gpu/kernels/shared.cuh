@@ -9,12 +9,15 @@ typedef unsigned long long u64;
 #define THREADS 256
 #define MAX_ORDER 8
 #define POSTED 64
+#define CARRIED 64
+#define STAMPED 64
 #define NONE 2147483647
-#define RECORD_WORDS 60
+#define RECORD_WORDS 68
 #define GAUGE_EPSILON 0
 #define GAUGE_NOISE_FLOOR 7
 #define GAUGE_EIGENVALUE_MIN 8
 #define GAUGE_EIGENVALUE_MAX 9
+#define GAUGE_KAPPA 10
 #define INFO_IDLE 1
 #define INFO_NOT_FINITE 2
 #define INFO_LEFT_OUT 4
@@ -43,8 +46,12 @@ typedef unsigned long long u64;
 #define TASK_GIVEN_EPSILON 256
 #define TASK_NOISE 512
 #define TASK_RELATIVE 1024
+#define TASK_PLAIN 2048
+#define TASK_POLISH 4096
 #define LEAST_WEIGHT 0.0625
 #define SEARCH_RATIO 1.01
+#define KAPPA_FLOOR 1e-6
+#define TINY_RMS 1e-30
 
 struct Clock {
     u64 step;
@@ -96,7 +103,7 @@ struct Order {
     double moment_epsilon;
     double length;
     int active;
-    int reserved;
+    int turn;
 };
 
 struct Gate {
@@ -158,6 +165,8 @@ struct Task {
     double log_beta2;
     u64 report;
     u64 choice;
+    u64 filter;
+    u64 moment;
     int flags;
     int correct;
 };
@@ -173,6 +182,7 @@ struct Drift {
     double bound;
     int rule;
     int decided;
+    double kappa;
 };
 
 struct Renewal {
@@ -181,6 +191,7 @@ struct Renewal {
     double noise;
     int rung;
     int fresh;
+    double kappa;
 };
 
 struct Choice {
@@ -197,4 +208,19 @@ struct Scale {
     int finite;
     int sound;
     double shift;
+};
+
+struct Carried {
+    u64 from[CARRIED];
+    u64 to[CARRIED];
+    u64 from_step[CARRIED];
+    u64 to_step[CARRIED];
+    u64 row[CARRIED];
+    u64 rows[CARRIED];
+    u64 width[CARRIED];
+};
+
+struct Stamped {
+    u64 at[STAMPED];
+    u64 value[STAMPED];
 };

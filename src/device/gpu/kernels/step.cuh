@@ -186,6 +186,7 @@ template <typename S> __device__ inline void rescale(const Stack &s) {
     double decay = s.orders[blockIdx.x].decay;
     if (decay == 1.0) return;
     u64 n = s.dims[blockIdx.y], numbers = n * n;
+    if (!s.statistics[blockIdx.y]) return;
     S *statistic = (S *)s.statistics[blockIdx.y] + blockIdx.x * numbers;
     for (u64 i = threadIdx.x; i < numbers; i += blockDim.x) statistic[i] *= (S)decay;
 }

@@ -1,0 +1,92 @@
+//! The workspace is made at creation, as large as any path through a refresh needs: a group, a single factor, one in
+//! double precision. The simulator's sizes are not monotone: one small matrix takes more than a batch of them.
+
+use crate::simulated::{count, fail, simulated, simulated_with};
+use crate::support::model::{Failure, Model, Spec, StepWith};
+use crate::support::random::Random;
+use crate::support::tensor::{Dtype, Tensor};
+use foam::abi::*;
+use std::cell::Cell;
+use std::rc::Rc;
+
+const OPTIONS: &str =
+    "device=cuda:0 check_period=4 beta2=0.9 policy=stale epsilon=1e-3 epsilon_max=3e-2 merge_dims=false";
+
+/// A model, and how often its steps allocated device memory.
+struct Bed {
+    model: Model,
+    specs: Vec<Spec>,
+    params: Vec<Tensor>,
+    random: Random,
+    allocated: Rc<Cell<u64>>,
+}
+
+impl Bed {
+    fn new(options: &str, shapes: &[&[i64]]) -> Bed {
+        let spec = |(i, shape): (usize, &&[i64])| Spec::new(&format!("p{i}"), shape).of(Dtype::F32);
+        let specs: Vec<Spec> = shapes.iter().enumerate().map(spec).collect();
+        let mut random = Random::new(12);
+        let params = specs.iter().map(|s| s.tensor(&random.normals(s.elements()))).collect();
+        let mut model = Model::new("reference", &format!("{OPTIONS} {options}"), &specs);
+        let allocated = Rc::new(Cell::new(0u64));
+        let (before, after) = (allocated.clone(), allocated.clone());
+        model.before_step = Some(Box::new(move || before.set(before.get().wrapping_sub(count("allocs")))));
+        model.after_step = Some(Box::new(move || after.set(after.get().wrapping_add(count("allocs")))));
+        Bed { model, specs, params, random, allocated }
+    }
+
+    /// A step in which the parameters of `active` take part.
+    fn step(&mut self, active: &[usize]) -> Result<bool, Failure> {
+        let specs = self.specs.iter().enumerate();
+        let grad = |(i, s): (usize, &Spec)| {
+            let values = self.random.normals(s.elements());
+            active.contains(&i).then(|| s.tensor(&values))
+        };
+        let grads: Vec<Option<Tensor>> = specs.map(grad).collect();
+        self.model.try_step(&mut self.params, &grads, StepWith::default())
+    }
+}
+
+#[test]
+fn a_lone_factor_of_a_group_finds_room() {
+    simulated(|| {
+        let mut bed = Bed::new("", &[&[6, 5], &[6, 5], &[6, 5]]);
+        (0..3).for_each(|_| assert_eq!(bed.step(&[0, 1, 2]), Ok(false)));
+        // The check of one parameter alone, then of the other two.
+        assert_eq!(bed.step(&[1]), Ok(false));
+        assert_eq!(bed.step(&[0, 2]), Ok(false));
+        let stats = bed.model.stats();
+        assert_eq!((stats.evd_calls, stats.fallback_stale, stats.failed_evds), (6, 0, 0), "{stats:?}");
+        assert_eq!(bed.allocated.get(), 0, "a step allocated device memory");
+    });
+}
+
+#[test]
+fn a_refresh_in_double_precision_finds_room() {
+    simulated(|| {
+        // The first refresh is made to fail in single precision; the next check goes on in double.
+        let mut bed = Bed::new("inject_fault=evd_chosen inject_fault_step=4", &[&[48, 5], &[48, 5]]);
+        (0..8).for_each(|_| assert_eq!(bed.step(&[0, 1]), Ok(false)));
+        let stats = bed.model.stats();
+        assert_eq!((stats.fallback_stale, stats.fallback_double), (4, 4), "{stats:?}");
+        assert_eq!(bed.allocated.get(), 0, "a step allocated device memory");
+    });
+}
+
+#[test]
+fn a_solver_without_memory_is_an_error_that_names_the_bytes() {
+    simulated_with(&["eager"], &[("CUDASIM_QUIET", "1")], || {
+        for (entry, active) in [("cusolverDnXsyevBatched", &[0, 1][..]), ("cusolverDnXsyevd", &[1])] {
+            let mut bed = Bed::new("", &[&[6, 5], &[6, 5]]);
+            (0..3).for_each(|_| assert_eq!(bed.step(&[0, 1]), Ok(false)));
+            // CUSOLVER_STATUS_ALLOC_FAILED.
+            fail(entry, 1, 2);
+            let failure = bed.step(active).unwrap_err();
+            assert_eq!(failure.status, FOAM_OUT_OF_MEMORY, "{failure:?}");
+            for word in [entry, "bytes", "side 6", "lost"] {
+                assert!(failure.message.contains(word), "no '{word}' in {failure:?}");
+            }
+            assert_eq!(bed.step(&[0, 1]).unwrap_err().status, FOAM_POISONED);
+        }
+    });
+}
