@@ -1,0 +1,235 @@
+"""The methods of the study: how an optimizer is made for a model, and which learning rates are tried.
+
+Every method gets the same tuning: five learning rates, `FACTORS` times a centre. The centre is AdamW's, 3e-3, for all
+whose steps are as long as AdamW's (those grafted to Adam, SOAP, Muon with ``match_rms_adamw``); only the ones without
+grafting have their own. The rest are each method's defaults; weight decay is 0 for all.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+
+import foam.torch
+
+FACTORS: Tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
+ADAMW_CENTRE = 3e-3
+
+
+class Method(NamedTuple):
+    """A method: options of the library, or a function that makes torch's optimizers."""
+
+    what: str
+    #: Options of `foam.torch.FOAM`, with `preset`; None for a method that is not ours.
+    options: Optional[Mapping[str, Any]] = None
+    make: Optional[Callable[[nn.Module, float], Sequence[torch.optim.Optimizer]]] = None
+    centre: float = ADAMW_CENTRE
+    #: FOAM gets the model, so that embeddings and vectors are left to the grafted method; else all its parameters.
+    by_model: bool = True
+    #: The adaptive method whose number of refreshes this control has, and the schedule that it has them on.
+    as_many_as: Optional[str] = None
+    schedule: Optional[str] = None
+    #: About how much longer a run is than AdamW's.
+    cost: float = 2.0
+
+    def optimizers(self, model: nn.Module, lr: float, extra: Mapping[str, Any]) -> Sequence[Any]:
+        """What is stepped."""
+        if self.make is not None:
+            return self.make(model, lr)
+        params = model if self.by_model else model.named_parameters()
+        return [foam.torch.FOAM(params, lr=lr, num_threads=1, **{"weight_decay": 0.0, **self.options, **extra})]
+
+
+# ---- methods of others
+
+
+def _adamw(model: nn.Module, lr: float) -> Sequence[torch.optim.Optimizer]:
+    return [torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)]
+
+
+def _muon(model: nn.Module, lr: float) -> Sequence[torch.optim.Optimizer]:
+    """torch's own Muon for the matrices inside; AdamW for embeddings, the last layer, vectors and kernels."""
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    inside = [module.weight for module in linear[:-1]]
+    chosen = {id(param) for param in inside}
+    rest = [param for param in model.parameters() if id(param) not in chosen]
+    return [
+        torch.optim.Muon(inside, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, lr=lr, weight_decay=0.0),
+    ]
+
+
+def soap_file() -> Optional[str]:
+    """The authors' soap.py, if ``FOAM_SOAP_FOLDER`` names the folder that it is in."""
+    folder = os.environ.get("FOAM_SOAP_FOLDER")
+    path = os.path.join(folder, "soap.py") if folder else None
+    return path if path and os.path.exists(path) else None
+
+
+def _soap_authors(model: nn.Module, lr: float) -> Sequence[torch.optim.Optimizer]:
+    spec = importlib.util.spec_from_file_location("soap", soap_file())
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return [module.SOAP(model.parameters(), lr=lr, weight_decay=0.0, precondition_frequency=10)]
+
+
+# ---- controls: as many refreshes as another method, at other times
+
+
+def geometric_times(growth: float, steps: int) -> int:
+    """How many checks the schedule `geometric` has."""
+    t, count = 1, 0
+    while t <= steps:
+        count, t = count + 1, max(t + 1, -int(-growth * t // 1))
+    return count
+
+
+def scheduled(schedule: str, steps: int, refreshes: float) -> Dict[str, Any]:
+    """Options with which every factor is refreshed about `refreshes` times in `steps` steps."""
+    wanted = max(1.0, refreshes)
+    if schedule == "uniform":
+        return {"refresh_schedule": "fixed", "check_period": max(1, round(steps / max(1.0, wanted - 1)))}
+    if schedule == "geometric":
+        low, high = 1.0 + 1e-3, float(steps + 1)
+        for _ in range(60):
+            middle = (low * high) ** 0.5
+            low, high = (middle, high) if geometric_times(middle, steps) > wanted else (low, middle)
+        return {"refresh_schedule": "geometric", "refresh_growth": round(high, 4)}
+    if schedule == "front_loaded":
+        # A quarter of the run at period x, then at 4x: the number closest to what is wanted.
+        front = max(1, steps // 4)
+
+        def count(x: int) -> int:
+            return 1 + front // x + steps // (4 * x) - front // (4 * x)
+
+        best = min(range(1, steps + 1), key=lambda x: (abs(count(x) - wanted), x))
+        return {
+            "refresh_schedule": "front_loaded",
+            "front_period": best,
+            "front_steps": front,
+            "check_period": 4 * best,
+        }
+    raise ValueError(f"schedule '{schedule}': expected uniform, geometric or front_loaded")
+
+
+NO_GRAFTING = {"grafting": "none", "root": 0, "precondition_1d": True}
+SOAP_AUTHORS = {"preset": "soap", "soap_form": "exact", "refresh_schedule": "fixed", "check_period": 10}
+
+METHODS: Dict[str, Method] = {
+    "adamw": Method("AdamW (torch)", make=_adamw, cost=1.0),
+    "muon": Method("Muon (torch) and AdamW", make=_muon, cost=1.5),
+    "sandwich": Method("the default preset", {}),
+    "stale": Method("Shampoo, refreshed every 10 steps", {"policy": "stale"}, cost=3.0),
+    "foam": Method("FOAM as in the paper", {"preset": "reference"}, by_model=False, cost=2.5),
+    "foam_relative": Method("FOAM's rule, other options as the default preset", {"policy": "foam"}),
+    "certified": Method("the certified rule of theorem 1", {"policy": "foam_certified"}),
+    "fixed_epsilon": Method("the proxy alone: no correction, ε fixed", {"policy": "foam_fixed_epsilon"}),
+    "diagonal_residual": Method("the off-diagonal residual", {"policy": "diagonal_residual"}),
+    "sandwich_ungrafted": Method(
+        "the default preset, p = 4, no grafting", NO_GRAFTING, centre=1e-2, by_model=False, cost=2.5
+    ),
+    "stale_ungrafted": Method(
+        "Shampoo, p = 4, no grafting", {"policy": "stale", **NO_GRAFTING}, centre=1e-2, by_model=False, cost=3.5
+    ),
+    "stale_uniform": Method(
+        "stale at equal distances", {"policy": "stale"}, as_many_as="sandwich", schedule="uniform"
+    ),
+    "stale_front": Method(
+        "stale, front-loaded", {"policy": "stale"}, as_many_as="sandwich", schedule="front_loaded"
+    ),
+    "stale_geometric": Method(
+        "stale, geometric", {"policy": "stale"}, as_many_as="sandwich", schedule="geometric"
+    ),
+    "stale_front_corrected": Method(
+        "stale, front-loaded, spectra corrected every 10 steps",
+        {"policy": "stale", "correction_period": 10},
+        as_many_as="sandwich",
+        schedule="front_loaded",
+    ),
+    "stale_geometric_corrected": Method(
+        "stale, geometric, spectra corrected every 10 steps",
+        {"policy": "stale", "correction_period": 10},
+        as_many_as="sandwich",
+        schedule="geometric",
+    ),
+    "sandwich_geometric": Method(
+        "refreshed at geometric times, the bound between them",
+        {"refresh_schedule": "geometric", "refresh_growth": 1.5, "correction_period": 10},
+    ),
+    "soap_exact": Method("SOAP as its authors have it (ours)", SOAP_AUTHORS, by_model=False),
+    "soap_fast": Method("SOAP in the basis, front-loaded (the preset)", {"preset": "soap"}, by_model=False),
+    "soap_kappa": Method(
+        "SOAP, refreshed where κ asks",
+        {"preset": "soap", "refresh_schedule": "kappa", "check_period": 5},
+        by_model=False,
+    ),
+    "soap_front": Method(
+        "SOAP, front-loaded", {"preset": "soap"}, by_model=False, as_many_as="soap_kappa", schedule="front_loaded"
+    ),
+    "soap_geometric": Method(
+        "SOAP, geometric", {"preset": "soap"}, by_model=False, as_many_as="soap_kappa", schedule="geometric"
+    ),
+    "soap_authors": Method("SOAP, the authors' file", make=_soap_authors, cost=2.5),
+}
+
+
+def known() -> List[str]:
+    """The methods that can be run here."""
+    return [name for name in METHODS if name != "soap_authors" or soap_file()]
+
+
+# ---- ablations: the default preset with one option changed
+
+
+def ablations() -> Dict[str, Dict[str, Method]]:
+    """For each option its variants by name; the first is what the default preset has."""
+    given = foam.defaults()
+
+    def variants(option: str, values: Sequence[Any], **also: Any) -> Dict[str, Method]:
+        default = given[option]
+        named = {}
+        for value in values:
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            same = text == default or _equal(text, default)
+            named[f"{option}={text}"] = Method(
+                f"{option} = {text}" + (" (default)" if same else ""), {option: value, **also}, cost=2.5
+            )
+        return named
+
+    return {
+        "max_factor_dim": variants("max_factor_dim", [64, 128, 256, 512, 1024]),
+        "tau": variants("tau", [0.1, 0.25, 0.5, 0.75, 1.0]),
+        "check_period": variants("check_period", [2, 5, 10, 20, 50]),
+        "epsilon": variants("epsilon", [1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 1e-2]),
+        "root": variants("root", [2, 4]),
+        "grafting": variants("grafting", ["adam", "rmsprop", "sgd"]),
+        "precondition_1d": {
+            name: method._replace(by_model=False)
+            for name, method in variants("precondition_1d", [False, True]).items()
+        },
+        "statistic_dtype": variants("statistic_dtype", ["f32", "f64"]),
+        "policy": variants(
+            "policy", ["sandwich", "foam_certified", "foam_fixed_epsilon", "foam", "diagonal_residual", "stale"]
+        ),
+    }
+
+
+def _equal(a: str, b: str) -> bool:
+    try:
+        return float(a) == float(b)
+    except ValueError:
+        return False
+
+
+def find(name: str) -> Method:
+    """A method or a variant of the ablations, by name."""
+    if name in METHODS:
+        return METHODS[name]
+    for variants in ablations().values():
+        if name in variants:
+            return variants[name]
+    raise KeyError(f"no method '{name}': expected {', '.join(METHODS)}")

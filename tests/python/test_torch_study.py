@@ -1,0 +1,136 @@
+"""The study's runner: killed and started again it gives the same rows, and the page is made from them."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT
+
+RUN = [sys.executable, str(ROOT / "studies/run.py")]
+SMALL = ["--tasks", "teacher,digits", "--methods", "adamw,sandwich,stale_front,soap_fast,muon", "--scale", "0.2"]
+SMALL += ["--trials", "2", "--seeds", "2"]
+#: 2 tasks, 5 methods, 2 trials and 2 seeds.
+RUNS = 40
+
+
+def variables():
+    return {**os.environ, "PYTHONPATH": str(ROOT / "bindings" / "python")}
+
+
+def rows(path):
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def without_times(found):
+    sys.path.insert(0, str(ROOT / "studies"))
+    from training import TIMES
+
+    assert "seconds" in TIMES and "losses" not in TIMES
+    return sorted(tuple((key, value) for key, value in row.items() if key not in TIMES) for row in found)
+
+
+def finish(path, *more):
+    done = subprocess.run([*RUN, *SMALL, *more, "--out", str(path)], env=variables(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    path = tmp_path_factory.mktemp("whole") / "runs.csv"
+    assert f"{RUNS} runs" in finish(path, "--jobs", "2")
+    return path
+
+
+def test_killed_and_resumed_it_gives_the_same_rows(whole, tmp_path):
+    path = tmp_path / "runs.csv"
+    started = subprocess.Popen([*RUN, *SMALL, "--out", str(path)], env=variables(), stdout=subprocess.PIPE, text=True)
+    for line in started.stdout:
+        if "] 9/" in line:
+            break
+    started.send_signal(signal.SIGKILL)
+    started.wait()
+    started.stdout.close()
+    kept = rows(path)
+    assert 9 <= len(kept) < RUNS
+    # What a crash in the middle of a write leaves behind.
+    with open(path, "ab") as file:
+        file.write(b"tune,digits,adamw,1,1")
+    said = finish(path)
+    assert "cut off" in said and f"{RUNS - len(kept)} runs in" in said
+    assert rows(path)[: len(kept)] == kept
+    assert without_times(rows(path)) == without_times(rows(whole))
+    assert "0 runs in" in finish(path)
+
+
+def test_rows_say_what_was_run(whole):
+    found = rows(whole)
+    assert {row["status"] for row in found} == {"done"}
+    assert len({(r["stage"], r["task"], r["method"], r["trial"], r["seed"]) for r in found}) == RUNS
+    final = [row for row in found if row["stage"] == "final"]
+    assert {row["part"] for row in final} == {"test"}
+    for task in ("teacher", "digits"):
+        for method in ("adamw", "sandwich", "stale_front", "soap_fast", "muon"):
+            tried = [r for r in found if (r["stage"], r["task"], r["method"]) == ("tune", task, method)]
+            best = min(tried, key=lambda r: float(r["final_loss"]))
+            chosen = {r["lr"] for r in final if (r["task"], r["method"]) == (task, method)}
+            assert len(tried) == 2 and chosen == {best["lr"]}
+        counts = {
+            method: [int(r["evd_calls"]) for r in found if (r["task"], r["method"]) == (task, method)]
+            for method in ("sandwich", "stale_front")
+        }
+        # The control has about as many refreshes as the policy that it is a control of.
+        assert max(counts["stale_front"]) <= 2 * max(counts["sandwich"])
+    for row in found:
+        losses = [float(x) for x in row["losses"].split()]
+        assert len(losses) == len(row["points"].split()) == len(row["seconds_at"].split())
+        assert float(row["final_loss"]) == losses[-1] and int(row["state_bytes"]) > 0
+
+
+def test_other_settings_in_the_same_file_are_refused(whole):
+    before = whole.read_bytes()
+    words = [*RUN, *SMALL, "--out", str(whole), "--scale", "0.3"]
+    done = subprocess.run(words, env=variables(), capture_output=True, text=True)
+    assert done.returncode != 0 and "scale" in done.stderr and "--out" in done.stderr
+    assert whole.read_bytes() == before
+
+
+def test_a_missing_package_leaves_out_its_task_alone(tmp_path):
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    words = [*RUN, "--tasks", "characters,teacher", "--methods", "adamw", "--list", "--out", str(tmp_path / "runs.csv")]
+    # No client can be found, and nothing is there yet.
+    environment = {**variables(), "PATH": str(folder), "FOAM_STUDY_DATA": str(tmp_path / "data")}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "left out: characters" in done.stdout and "jargon-text" in done.stdout
+    assert "1 tasks" in done.stdout and not (tmp_path / "runs.csv").exists()
+
+
+def test_the_page_is_made_from_the_rows_alone(whole, tmp_path, command):
+    ablations, long = tmp_path / "ablations.csv", tmp_path / "long.csv"
+    words = ["--ablations", "--tasks", "teacher", "--methods", "tau,root", "--trials", "1", "--out", str(ablations)]
+    assert command(ROOT / "studies/run.py", *words).returncode == 0
+    done = command(ROOT / "studies/long.py", "--task", "teacher", "--scale", "4", "--out", long)
+    assert done.returncode == 0, done.stderr
+    names = [row["run"] for row in rows(long)]
+    assert set(names) == {"f32", "f64", "f32, another seed"}
+    (tmp_path / "runs.csv").write_bytes(whole.read_bytes())
+    page = tmp_path / "study.md"
+    page.write_text((ROOT / "docs/study.md").read_text(encoding="utf-8"), encoding="utf-8")
+    report = [ROOT / "studies/report.py", "--results", tmp_path, "--page", page]
+    done = command(*report)
+    assert done.returncode == 0, done.stderr
+    text = page.read_text(encoding="utf-8")
+    for part in ("### teacher", "### digits", "| `sandwich` |", "`tau=0.25`", "| f64 |", "Where a method loses"):
+        assert part in text, part
+    for name in ("profile", "curves", "ablations", "long"):
+        assert (tmp_path / "study" / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+    # Made twice, it is the same.
+    assert command(*report).returncode == 0
+    assert page.read_text(encoding="utf-8") == text
