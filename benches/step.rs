@@ -3,10 +3,11 @@
 //! Each work is measured at one and two threads (many small blocks at one): the plain step, the check step without an
 //! eigendecomposition (proxies and re-damping of every factor), and the check step with one of every
 //! factor. Beside it, in the same run and interleaved with it, the bare faer products of the same
-//! flops as the plain step. Read the ratios: machines are noisy, ratios within one run are less so.
+//! flops as the plain step. Then, for one matrix at one thread, what a check costs: sensing alone, sensing with the
+//! sandwich bound, a refresh by an eigendecomposition, one by QR steps (`-- cost` for these alone). Read the ratios: machines are noisy, ratios within one run are less so.
 
 use faer::{Accum, MatMut, MatRef, Par, linalg::matmul::matmul};
-use foam::config::Policy;
+use foam::config::{EpsilonMode, Policy, RefreshMethod};
 use foam::{Config, Optimizer, Param, Stats};
 use std::time::Instant;
 
@@ -37,6 +38,7 @@ fn works() -> Vec<Work> {
             vec![d],
         ]
     };
+    let model = |d: usize| -> Vec<Vec<usize>> { (0..12).flat_map(|_| encoder(d)).collect() };
     let small = [vec![vec![64, 64]; 200], vec![vec![64]; 100]].concat();
     vec![
         Work::new("S1", "one 256x256", vec![vec![256, 256]]),
@@ -45,6 +47,8 @@ fn works() -> Vec<Work> {
         Work::new("S4", "GPT-2 small block (768 wide)", encoder(768)),
         // What a step costs beside its products: the works above have few blocks, this one has many.
         Work { threads: &[1], ..Work::new("S5", "many small: 200 of 64x64, 100 of 64", small) },
+        Work { threads: &[2], ..Work::new("S6", "ViT-S/16, 12 blocks", model(384)) },
+        Work { threads: &[2], ..Work::new("S7", "GPT-2 small, 12 blocks", model(768)) },
     ]
 }
 
@@ -223,6 +227,76 @@ fn measure(work: &Work, threads: usize) {
     );
 }
 
+/// Milliseconds of the factors of one square matrix, the least of a few interleaved repetitions.
+fn measure_checks(n: usize) {
+    let work = Work::new("", "", vec![vec![n, n]]);
+    let relative = Config {
+        epsilon_mode: EpsilonMode::Relative,
+        epsilon: 3e-4,
+        epsilon_max: 3e-4,
+        check_period: 1,
+        beta2: 0.99,
+        noise_floor: false,
+        ..Config::reference()
+    };
+    // Looks only: τ is never passed. The other reuses until its bound passes τ.
+    let look = Config { policy: Policy::FoamFixedEpsilon, tau: 1e300, ..relative.clone() };
+    let certified = Config { policy: Policy::Sandwich, tau: 0.75, ..relative.clone() };
+    let stale = Config { policy: Policy::Stale, ..relative.clone() };
+    // Every step is on the schedule, and is refreshed without being sensed.
+    let by_qr = Config {
+        policy: Policy::Sandwich,
+        tau: 0.5,
+        refresh_method: RefreshMethod::Qr,
+        correction_period: 1,
+        ..relative
+    };
+    let mut runs = [look, certified, stale, by_qr].map(|config| Run::new(&work, 1, config));
+    let mut least = [f64::INFINITY; 4];
+    let (mut last, mut sandwiches) = ([0.0; 4], 0);
+    let repeats = (4096 / n).clamp(24, 48);
+    for repeat in 0..repeats {
+        for (place, run) in runs.iter_mut().enumerate() {
+            // A decomposition takes long: a few suffice.
+            if place >= 2 && repeat >= 5 {
+                continue;
+            }
+            run.step();
+            let stats = run.stats();
+            let seconds = if place < 2 { stats.seconds.sense } else { stats.seconds.refresh };
+            let spent = (seconds - last[place]) * 1e3;
+            last[place] = seconds;
+            // Only checks in which both factors needed Cholesky's factorization count.
+            let both = stats.counters.bound_sandwich == sandwiches + 2;
+            let counts = match place {
+                0 => repeat > 0,
+                1 => both,
+                _ => true,
+            };
+            if place == 1 {
+                sandwiches = stats.counters.bound_sandwich;
+            }
+            if counts {
+                least[place] = least[place].min(spent);
+            }
+        }
+    }
+    let counters = runs[3].stats().counters;
+    let [sense, sandwich, evd, qr] = least;
+    println!(
+        "{n:<5} {sense:>9.2} {sandwich:>16.2} {:>6.2}  {evd:>9.2} {qr:>9.2} {:>6.2} {:>12.1}",
+        sandwich / sense,
+        qr / evd,
+        counters.qr_steps as f64 / (counters.qr_refreshes + counters.qr_fallbacks) as f64
+    );
+}
+
+fn checks() {
+    println!("\nf32, one n x n matrix (two factors), one thread; least milliseconds");
+    println!("side      sense sense + sandwich  ratio        EVD        QR  ratio steps per QR");
+    [64, 256, 512, 1024].into_iter().for_each(measure_checks);
+}
+
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     println!("{}", foam::build_info());
@@ -243,5 +317,8 @@ fn main() {
         for threads in work.threads {
             measure(work, *threads);
         }
+    }
+    if wanted.is_empty() || wanted.iter().any(|name| name == "cost") {
+        checks();
     }
 }
