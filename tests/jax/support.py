@@ -76,7 +76,9 @@ class Engine:
 
     def tree(self, like):
         """The weights as a tree of the form of ``like``."""
-        return jax.tree.unflatten(jax.tree.structure(like), [jnp.array(self.weights[name]) for name in flat(like)])
+        # JAX copies a NumPy array later, when it has time, even in jnp.array: it gets one that no step writes to.
+        leaves = [jnp.asarray(self.weights[name].copy()) for name in flat(like)]
+        return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def subtracted(weight, update, lr):
