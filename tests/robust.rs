@@ -312,6 +312,33 @@ fn a_gradient_with_zeros_needs_no_grafting_epsilon() {
     }
 }
 
+/// As the embedding of a text that has few of its symbols.
+#[test]
+fn rows_that_no_gradient_touches_are_eigenvectors_as_they_are() {
+    const UNTOUCHED: [usize; 4] = [0, 7, 8, 23];
+    for (dtype, tolerance) in [(Dtype::F64, 1e-12), (Dtype::F32, 1e-5)] {
+        let specs = [Spec::new("embedding", &[24, 5]).of(dtype)];
+        let mut model = Model::new("reference", &format!("{OPTIONS} policy=stale"), &specs);
+        let (mut params, mut random) = (start(&specs), Random::new(34));
+        for _ in 0..6 {
+            let mut values = random.normals(24 * 5);
+            UNTOUCHED.iter().for_each(|row| values[row * 5..(row + 1) * 5].fill(0.0));
+            model.step(&mut params, &[specs[0].tensor(&values)]);
+        }
+        let place = (0, 0, 0);
+        assert_eq!(rungs(&model), [0; 4]);
+        let (rows, d) = in_use(&model, place);
+        for (number, row) in UNTOUCHED.iter().enumerate() {
+            let mut unit = vec![0.0; 24];
+            unit[*row] = 1.0;
+            assert_eq!((rows.row(number).to_vec(), d[number]), (unit, 0.0), "{dtype:?}, row {row}");
+        }
+        let statistic = model.matrix(place, FOAM_FACTOR_STATISTIC) / (1.0 - 0.9f64.powi(6));
+        let off = distance(&compose(&rows.reversed_axes(), &d), &statistic);
+        assert!(off < tolerance, "{dtype:?}: the statistic is missed by {off:.1e}");
+    }
+}
+
 #[test]
 fn a_run_resumed_with_other_checks_takes_no_dead_step() {
     for (cadence, grafting) in
