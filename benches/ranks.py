@@ -1,5 +1,6 @@
 """What a second process is worth: the step of S3 and S4 of benches/step.rs on one and on two processes over gloo, one
-thread each, with the bytes exchanged.
+thread each, with the bytes exchanged; beside it one process with as many threads, which exchanges nothing: what this
+machine's cores give at most.
 
     python benches/ranks.py [S3] [S4] [--rounds 4] [--processes 1 2]
 
@@ -34,20 +35,24 @@ def main():
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--processes", nargs="+", type=int, default=[1, 2])
     chosen = parser.parse_args()
-    print("| work | processes | plain step | against one | with refresh | against one | bytes sent | balance |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| work | processes | threads each | plain step | ratio | with refresh | ratio | bytes sent | balance |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for name in chosen.works:
         measure(name, chosen.processes, chosen.rounds)
 
 
 def measure(name, processes, rounds):
-    worlds = {size: World(WORKS[name], size, False, "reference", OPTIONS) for size in processes}
+    shapes = sorted({(1, 1), *((1, size) for size in processes), *((size, 1) for size in processes)})
+    worlds = {
+        (size, threads): World(WORKS[name], size, False, "reference", {**OPTIONS, "num_threads": threads})
+        for size, threads in shapes
+    }
     try:
         for _ in range(rounds + 1):
             for world in worlds.values():
                 world.step(PERIOD)
         first = None
-        for size, world in worlds.items():
+        for (size, threads), world in worlds.items():
             ended = world.end()
             # A step takes as long as its slowest rank. The first round has no bases.
             slowest = [max(wall for wall, _ in step) for step in zip(*ended.steps)][PERIOD:]
@@ -55,8 +60,9 @@ def measure(name, processes, rounds):
             refresh = min(seconds for at, seconds in enumerate(slowest, 1) if at % PERIOD == 0)
             first = first or (plain, refresh)
             print(
-                f"| {name} | {size} | {1e3 * plain:.1f} ms | {first[0] / plain:.2f}x | {1e3 * refresh:.1f} ms | "
-                f"{first[1] / refresh:.2f}x | {max(ended.sent) / 1e6:.2f} MB | {ended.balance():.3f} |",
+                f"| {name} | {size} | {threads} | {1e3 * plain:.1f} ms | {first[0] / plain:.2f}x | "
+                f"{1e3 * refresh:.1f} ms | {first[1] / refresh:.2f}x | {max(ended.sent) / 1e6:.2f} MB | "
+                f"{ended.balance():.3f} |",
                 flush=True,
             )
     finally:

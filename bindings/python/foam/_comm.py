@@ -88,11 +88,17 @@ class Communicator:
         if len(set(sizes)) == 1:
             dist.all_gather_into_tensor(whole, own, group=self.group)
             return
-        # Backends gather equal parts only: all are as long as the longest.
-        longest = max(sizes)
-        padded = torch.zeros(longest, dtype=torch.uint8, device=self.device)
-        padded[:count] = own
-        parts = torch.empty(self.size * longest, dtype=torch.uint8, device=self.device)
-        dist.all_gather_into_tensor(parts, padded, group=self.group)
-        for rank, (piece, size) in enumerate(zip(whole.split(sizes), sizes)):
-            piece.copy_(parts[rank * longest : rank * longest + size])
+        # Backends gather equal parts only, and padding to the longest would copy everything twice more: each part goes
+        # from where it lies to where it belongs.
+        parts = whole.split(sizes)
+        parts[self.rank].copy_(own)
+        swaps = []
+        for distance in range(1, self.size):
+            to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
+            swaps.append(dist.P2POp(dist.isend, own, self._world_rank(to), self.group))
+            swaps.append(dist.P2POp(dist.irecv, parts[source], self._world_rank(source), self.group))
+        for work in dist.batch_isend_irecv(swaps):
+            work.wait()
+
+    def _world_rank(self, rank: int) -> int:
+        return rank if self.group is None else dist.get_global_rank(self.group, rank)
