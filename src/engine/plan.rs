@@ -7,7 +7,7 @@ mod shape;
 mod size;
 
 pub(super) use layout::Extent;
-pub use layout::{ARRAY_ALIGNMENT, Array, CLOCK_WORDS, Content, RECORD_WORDS, Slot, SlotKind, StackPlan};
+pub use layout::{Array, CLOCK_WORDS, Content, RECORD_WORDS, Slot, SlotKind, StackPlan};
 pub use shape::AxisView;
 pub(super) use shape::row_major_strides;
 pub use size::{Size, Sum};
@@ -56,6 +56,20 @@ pub struct Shard {
 }
 
 impl ParamSpec {
+    /// An f32 parameter that this rank holds whole, with nothing special about it.
+    pub fn new(name: String, shape: Vec<usize>) -> ParamSpec {
+        ParamSpec {
+            name,
+            shape,
+            dtype: DType::F32,
+            lr_scale: 1.0,
+            weight_decay_scale: 1.0,
+            root: 0.0,
+            grafting_only: false,
+            shard: None,
+        }
+    }
+
     /// Size of axis `axis` of the tensors that this rank gives.
     pub fn held_size(&self, axis: usize) -> usize {
         self.shard.filter(|shard| shard.axis == axis).map_or(self.shape[axis], |shard| shard.length)
@@ -65,9 +79,7 @@ impl ParamSpec {
     pub fn held_elements(&self) -> usize {
         (0..self.shape.len()).map(|axis| self.held_size(axis)).product()
     }
-}
 
-impl ParamSpec {
     /// A copy of it.
     pub fn copy(&self) -> Result<ParamSpec> {
         Ok(ParamSpec {
@@ -229,11 +241,7 @@ impl Plan {
     ) -> Result<()> {
         let elements = spec.shape.iter().product::<usize>();
         let work = spec.dtype.work();
-        let statistic = match config.statistic_dtype {
-            StatisticDtype::Auto => work,
-            StatisticDtype::F32 => Precision::F32,
-            StatisticDtype::F64 => Precision::F64,
-        };
+        let statistic = statistic_precision(config, spec.dtype);
         let limit = config.max_factor_dim as usize;
         let shape = merged(&spec.shape, config, self.preconditioner.merge_limit(limit))?;
         let preconditioned = is_preconditioned(config, &spec, &shape);
@@ -371,6 +379,15 @@ impl Plan {
 /// What the lists of a plan are called in errors.
 const LISTS: &str = "the plan of blocks";
 
+/// Precision of the statistics of a parameter of this type.
+fn statistic_precision(config: &Config, dtype: DType) -> Precision {
+    match config.statistic_dtype {
+        StatisticDtype::Auto => dtype.work(),
+        StatisticDtype::F32 => Precision::F32,
+        StatisticDtype::F64 => Precision::F64,
+    }
+}
+
 /// Whether a parameter of the merged shape `shape` has factors.
 fn is_preconditioned(config: &Config, spec: &ParamSpec, shape: &[usize]) -> bool {
     let is_vector = shape.len() < 2;
@@ -382,16 +399,7 @@ mod tests {
     use super::*;
 
     fn spec(shape: &[usize]) -> ParamSpec {
-        ParamSpec {
-            name: "w".into(),
-            shape: shape.to_vec(),
-            dtype: DType::F32,
-            lr_scale: 1.0,
-            weight_decay_scale: 1.0,
-            root: 0.0,
-            grafting_only: false,
-            shard: None,
-        }
+        ParamSpec::new("w".into(), shape.to_vec())
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::tensor::{Element, Precision};
 use std::ops::Range;
 
 /// Alignment of every array in an owned state: what a GPU's widest accesses want.
-pub const ARRAY_ALIGNMENT: usize = 256;
+const ARRAY_ALIGNMENT: usize = 256;
 /// 32-bit words of a clock.
 pub const CLOCK_WORDS: usize = size_of::<Clock>() / 4;
 /// 32-bit words of a factor's record.

@@ -2,11 +2,10 @@
 
 use super::layout::{CLOCK_WORDS, RECORD_WORDS, Slot};
 use super::shape::merged;
-use super::{BlockPlan, FactorPlan, ParamSpec, is_preconditioned};
-use crate::config::{Config, StatisticDtype};
+use super::{BlockPlan, FactorPlan, ParamSpec, is_preconditioned, statistic_precision};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::preconditioner::Preconditioner;
-use crate::tensor::Precision;
 
 /// More bytes than any machine can address.
 const ADDRESSABLE: u128 = 1 << 46;
@@ -35,11 +34,7 @@ impl Size {
         let limit = config.max_factor_dim as usize;
         let preconditioner = Preconditioner::of(config);
         let shape = merged(&spec.shape, config, preconditioner.merge_limit(limit))?;
-        let precision = match config.statistic_dtype {
-            StatisticDtype::Auto => spec.dtype.work(),
-            StatisticDtype::F32 => Precision::F32,
-            StatisticDtype::F64 => Precision::F64,
-        };
+        let precision = statistic_precision(config, spec.dtype);
         let chunks = |d: usize| d.div_ceil(limit) as u128;
         let blocks: u128 = shape.iter().fold(1, |product: u128, d| product.saturating_mul(chunks(*d)));
         let square = |side: usize| {
