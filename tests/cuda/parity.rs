@@ -289,7 +289,7 @@ fn another_stream_at_every_step_changes_nothing() {
             moving.model.gpu.as_mut().unwrap().change_stream();
         }
         assert_eq!(still.params, moving.params);
-        assert_eq!(still.model.figures(), moving.model.figures());
+        assert_eq!(still.model.statistics(), moving.model.statistics());
     });
 }
 
@@ -345,7 +345,7 @@ fn an_error_is_reported_late_but_nothing_happens_meanwhile() {
             spoilt.step(t).unwrap();
         }
         assert_eq!(clean.params, spoilt.params);
-        assert_eq!(clean.model.figures(), spoilt.model.figures());
+        assert_eq!(clean.model.statistics(), spoilt.model.statistics());
     });
 }
 
