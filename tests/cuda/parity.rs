@@ -351,6 +351,9 @@ fn an_error_is_reported_late_but_nothing_happens_meanwhile() {
 
 #[test]
 fn a_decomposition_that_fails_keeps_the_stale_basis_and_is_tried_again_in_double_precision() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated(|| {
         let fallen_with = |fault: &str, asks: bool| {
             let mut bed = bed(&format!("policy=stale inject_fault={fault} inject_fault_step=8"));
@@ -385,6 +388,9 @@ fn a_decomposition_that_fails_keeps_the_stale_basis_and_is_tried_again_in_double
 
 #[test]
 fn a_failed_decomposition_is_not_forgotten_when_another_parameter_is_checked_first() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated(|| {
         // The first parameter begins `late` steps after the others, so that its checks lie between theirs.
         let others = |fault: &str, late: usize| {
