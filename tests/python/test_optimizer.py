@@ -197,7 +197,7 @@ def test_matrices_of_a_factor_fit_together():
         assert caught.value.param_index == 0
 
 
-def test_the_csv_has_a_row_a_factor_for_each_call(tmp_path):
+def test_the_csv_has_a_row_per_factor_for_each_call(tmp_path):
     path = tmp_path / "stats.csv"
     with foam.Optimizer(arrays(), max_factor_dim=40, **OPTIONS) as optimizer:
         for grad in gradients(6):

@@ -65,7 +65,7 @@ def foam_stats(state: Any) -> Dict[str, Any]:
 
 
 def foam_stats_csv(path: Any, state: Any) -> None:
-    """Appends one row a factor to a CSV file, with the step: call it every so often outside of the compiled step,
+    """Appends one row per factor to a CSV file, with the step: call it every so often outside of the compiled step,
     then run ``python -m foam plot`` on the file. The file is made with a header at the first call.
     """
     parts = [_Reader(part) for part in _states(state)]
