@@ -329,7 +329,7 @@ typedef struct foam_tensor {
 /** Log levels of `foam_log_fn`. */
 #define FOAM_LOG_WARNING 1
 
-/** A remark that a user may ignore. */
+/** Something that a user may ignore. */
 #define FOAM_LOG_INFO 2
 
 /** Receives log lines; called only on a thread that is inside a call on the handle. */
@@ -1295,7 +1295,7 @@ foam_status foam_step_args_init(foam_step_args *args,
  * first write: a failed step (other than FOAM_PANIC) has changed neither parameters nor state.
  *
  * On a CUDA device the step is put on `args.stream`; the call waits for the device only when a check is due.
- * A gradient that is not finite is held back by the device, and the caller hears of it at the next call that
+ * A gradient that is not finite is held back by the device, and the caller learns of it at the next call that
  * waits (a check, `foam_synchronize`, statistics, a checkpoint): with `nonfinite = error` that call, or the next
  * step, fails with FOAM_NOT_FINITE, and no step since the bad one was taken; with `skip` that one step is left
  * out and counted. If the device itself fails in the middle of a step (FOAM_DEVICE_ERROR), the message says
@@ -1618,7 +1618,7 @@ foam_status foam_stack_args_init(foam_stack_args *args,
 /**
  * First part of a step: looks at the gradients, ticks the clocks of the active blocks whose gradients are
  * finite, and adds these to the statistics. Reads grads, params, active, clock and statistics; writes clock,
- * statistics and info. Numerical trouble is told by `info`, not by an error.
+ * statistics and info. Numerical trouble is reported by `info`, not by an error.
  *
  * Contract: The structs have their `struct_size` set; the tensors' memory is valid for the call, and nobody else writes
  * it, or reads what is written, meanwhile; `error` is NULL or a record.

@@ -10,14 +10,14 @@
 //!
 //! | module | is |
 //! | --- | --- |
-//! | [`abi`] | the only `extern "C"`: boundary, errors, configuration, handle, statistics, checkpoints, stacks, XLA handlers |
+//! | [`abi`] | the only `extern "C"`: boundary, errors, configuration, handle, live options, statistics, plans, ranks, checkpoints, stacks, XLA handlers, the plugin's table |
 //! | `api` | the same for Rust: [`Optimizer`], its tensors, its statistics |
 //! | [`config`] | the hyperparameters: every option, its default, its range |
-//! | `engine` | Algorithm 1, once: the plan (parameters → blocks → stacks), the State, `accumulate`, `check`, `apply`; grafting |
+//! | `engine` | Algorithm 1, once: the plan (parameters → blocks → stacks), the State, `accumulate`, `check`, `apply`; grafting; `ranks`: who owns which block, and the exchange of a step |
 //! | `preconditioner` | Shampoo and SOAP as values: their arrays, the order of their verbs; a factor's record, when it is checked, the policies, the damping, the proven bounds, the diagnosis |
-//! | `device` | the trait of a device and what it is told; `cpu` (faer, the pools of the process), `gpu` (verbs, kernels, tables) over `gpu::cuda` |
-//! | `comm` | collectives that the caller injects; agreement of the ranks at creation |
-//! | `checkpoint` | state to and from safetensors, atomically |
+//! | `device` | the trait of a device and what it is given; `cpu` (faer, the pools of the process), `gpu` (verbs, kernels, tables) over `gpu::cuda` |
+//! | `comm` | collectives that the caller injects, messages in the host's or a device's memory; agreement of the ranks at creation |
+//! | `checkpoint` | state to and from safetensors, whole or by parameter, atomically; files of the first format |
 //! | `error`, `memory`, `tensor` | the error enum; aligned, fallible memory; element types, once |
 //!
 //! A *State* is stacks of equal blocks: named arrays (`clock`, `record`, `statistic_0`, …) whose first dimension is

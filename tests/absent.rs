@@ -1,21 +1,12 @@
 //! A parameter without a gradient takes no part in a step: it stands still, with its own clock, and later goes on
 //! as if that step had not existed.
 
+use crate::support::POLICIES;
 use crate::support::model::{Model, Spec, StepWith};
 use crate::support::random::Random;
 use crate::support::tensor::{Dtype, Tensor};
 use foam::abi::foam_factor_info;
 
-const POLICIES: [&str; 8] = [
-    "stale",
-    "foam",
-    "foam_fixed_epsilon",
-    "foam_no_refresh",
-    "diagonal_residual",
-    "foam_certified",
-    "sandwich",
-    "grafting_only",
-];
 const OPTIONS: &str = "check_period=3 beta2=0.8 max_factor_dim=5 merge_dims=false tau=0.2 epsilon=1e-4 \
                        epsilon_max=1e-2 lr=0.1 momentum=0.5";
 
@@ -65,7 +56,8 @@ fn a_parameter_without_a_gradient_stands_still_while_others_move() {
                 .map(|i| takes_part(i, t).then(|| specs[i].tensor(&random.normals(specs[i].elements()))))
                 .collect();
             let before = params.clone();
-            let figures: Vec<_> = (0..specs.len()).map(|i| format!("{:?}", factors_of(&model, i))).collect();
+            let statistics: Vec<_> =
+                (0..specs.len()).map(|i| format!("{:?}", factors_of(&model, i))).collect();
             let states: Vec<_> = specs.iter().map(|s| state_of(&model, &s.name)).collect();
             assert_eq!(model.try_step(&mut params, &grads, StepWith::default()), Ok(false));
             for (i, spec) in specs.iter().enumerate() {
@@ -75,7 +67,7 @@ fn a_parameter_without_a_gradient_stands_still_while_others_move() {
                     assert!(state_of(&model, &spec.name) != states[i], "{case}: its state did not move");
                 } else {
                     assert!(params[i] == before[i], "{case} moved");
-                    assert_eq!(format!("{:?}", factors_of(&model, i)), figures[i], "{case}");
+                    assert_eq!(format!("{:?}", factors_of(&model, i)), statistics[i], "{case}");
                     assert!(state_of(&model, &spec.name) == states[i], "{case}: its state moved");
                 }
             }
@@ -110,11 +102,11 @@ fn a_parameter_that_misses_steps_evolves_as_if_they_had_not_existed() {
             taken[i].iter().for_each(|g| alone.step(&mut own, std::slice::from_ref(g)));
             assert!(own[0] == params[i], "{case}: other numbers");
             assert!(state_of(&alone, &spec.name) == state_of(&model, &spec.name), "{case}: another state");
-            let figures = |model: &Model, index: usize| -> Vec<String> {
+            let statistics = |model: &Model, index: usize| -> Vec<String> {
                 let same = |f: foam_factor_info| format!("{:?}", foam_factor_info { param_index: 0, ..f });
                 factors_of(model, index).into_iter().map(same).collect()
             };
-            assert_eq!(figures(&alone, 0), figures(&model, i), "{case}");
+            assert_eq!(statistics(&alone, 0), statistics(&model, i), "{case}");
         }
     }
 }
@@ -127,11 +119,11 @@ fn a_step_without_any_gradient_changes_nothing_but_the_count_of_steps() {
     let mut params: Vec<Tensor> = specs.iter().map(|s| s.tensor(&random.normals(s.elements()))).collect();
     let grads: Vec<Tensor> = specs.iter().map(|s| s.tensor(&random.normals(s.elements()))).collect();
     (0..4).for_each(|_| model.step(&mut params, &grads));
-    let (before, figures) = (params.clone(), format!("{:?}", model.factors()));
+    let (before, statistics) = (params.clone(), format!("{:?}", model.factors()));
     let states: Vec<_> = specs.iter().map(|s| state_of(&model, &s.name)).collect();
     assert_eq!(model.try_step(&mut params, &[const { None }; 4], StepWith::default()), Ok(false));
     assert!(params == before);
-    assert_eq!(format!("{:?}", model.factors()), figures);
+    assert_eq!(format!("{:?}", model.factors()), statistics);
     assert!(specs.iter().zip(&states).all(|(s, state)| state_of(&model, &s.name) == *state));
     assert_eq!(model.stats().steps, 5);
 }

@@ -119,10 +119,10 @@ impl Drop for Folder {
 
 #[track_caller]
 fn refused(model: &mut Model, bytes: &[u8]) -> String {
-    let before = (model.figures(), model.save());
+    let before = (model.statistics(), model.save());
     let failure = model.load(bytes).expect_err("refused");
     assert_eq!(failure.status, FOAM_BAD_CHECKPOINT, "{}", failure.message);
-    assert!((model.figures(), model.save()) == before, "a refused checkpoint changed something");
+    assert!((model.statistics(), model.save()) == before, "a refused checkpoint changed something");
     failure.message
 }
 
@@ -171,7 +171,7 @@ fn every_flipped_bit_is_refused_and_the_tensor_named() {
         .map(|(n, t)| (n, start(t.data())..start(t.data()) + t.data().len()))
         .collect();
     let mut model = trained(OPTIONS, 3);
-    let before = (model.figures(), model.save());
+    let before = (model.statistics(), model.save());
     let mut bytes = good.clone();
     for at in 0..good.len() {
         for bit in [at % 8, (at + 3) % 8] {
@@ -184,7 +184,7 @@ fn every_flipped_bit_is_refused_and_the_tensor_named() {
             bytes[at] ^= 1 << bit;
         }
     }
-    assert!((model.figures(), model.save()) == before, "a refused checkpoint changed something");
+    assert!((model.statistics(), model.save()) == before, "a refused checkpoint changed something");
     println!("{} of {} flipped bits refused", 2 * good.len(), 2 * good.len());
     model.load(&good).unwrap();
     assert!(model.save() == good);
@@ -216,7 +216,7 @@ fn records_are_read_by_field_name() {
     assert_eq!(turned.len(), 2 * 6);
     let mut copy = trained(OPTIONS, 2);
     copy.load(&parts.bytes()).unwrap();
-    assert_eq!(copy.figures(), source.figures());
+    assert_eq!(copy.statistics(), source.statistics());
     assert!(copy.save() == source.save());
     // An earlier library: all but the first two columns are missing.
     let mut parts = Parts::new(&source.save());

@@ -33,6 +33,25 @@ fn the_programs_in_cpp_run() {
 }
 
 #[test]
+fn the_readme_is_short_and_in_order() {
+    let readme = page("README.md");
+    let lines: Vec<&str> = readme.lines().collect();
+    assert!(lines.len() <= 165, "the README has {} lines: move something to docs/", lines.len());
+    for line in &lines {
+        assert!(line.chars().count() <= 100, "longer than 100 characters: {line}");
+    }
+    let head = lines[..16].join(" ");
+    for said in ["Status:", "arxiv.org", "`cargo run --release --example train`", "`cargo test`"] {
+        assert!(head.contains(said), "the README does not begin with {said}");
+    }
+    let sections: Vec<&str> = lines.iter().filter_map(|line| line.strip_prefix("## ")).collect();
+    let languages = ["PyTorch", "JAX", "C++", "C", "Python with ctypes", "Rust"];
+    let (first, last) =
+        (["Why", "Install"], ["When not to use it", "The options that matter", "Documentation"]);
+    assert_eq!(sections, [&first[..], &languages, &last].concat());
+}
+
+#[test]
 fn the_readme_has_programs_in_c_and_cpp() {
     for block in ["c", "cpp"] {
         assert!(programs(block).iter().any(|program| program.name.starts_with("README")), "{block}");

@@ -58,7 +58,7 @@ fn every_combination_of_types_agrees_with_the_run_in_double_precision() {
             if param == Dtype::F64 {
                 assert_eq!(got[1].elements(), expected.elements(), "f64 throughout, gradient {grad:?}");
             }
-            // A parameter is rounded once a step, up or down; the work in single precision adds a little.
+            // A parameter is rounded once per step, up or down; the work in single precision adds a little.
             let tolerance = 2.0 * (STEPS as f64).sqrt() * param.unit() + 3e-6;
             let moved = difference(&start.values(), &expected.values());
             assert!(moved > 5.0 * tolerance, "the run does not move the parameter enough to judge it");

@@ -85,12 +85,15 @@ fn a_damaged_checkpoint_is_refused_whole() {
         }
         let kind: usize = case.trim_start_matches("damage of kind ").parse().unwrap();
         let (mut model, mut params) = trained(3, 2);
-        let (figures, saved) = (model.figures(), model.save());
+        let (statistics, saved) = (model.statistics(), model.save());
         match model.load(&bytes) {
             Err(failure) => {
                 assert_eq!(failure.status, FOAM_BAD_CHECKPOINT, "seed {seed}, {case}: {}", failure.message);
                 assert!(failure.message.len() > 25, "seed {seed}, {case}: {}", failure.message);
-                assert!(model.figures() == figures && model.save() == saved, "seed {seed}, {case}: changed");
+                assert!(
+                    model.statistics() == statistics && model.save() == saved,
+                    "seed {seed}, {case}: changed"
+                );
                 refused[kind] += 1;
             }
             Ok(()) => {

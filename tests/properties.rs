@@ -138,11 +138,11 @@ proptest! {
             (Array2::from_shape_vec((rows, cols), params[0].values()).unwrap(), model.factors())
         };
         let turn = |x: &Array2<f64>| u.dot(x).dot(&v);
-        let (plain, figures) = run(&|x| x.clone());
-        let (turned, turned_figures) = run(&turn);
+        let (plain, statistics) = run(&|x| x.clone());
+        let (turned, turned_statistics) = run(&turn);
         let off = distance(&turned, &turn(&plain));
         prop_assert!(off < 1e-8, "the parameters differ by {off:.1e}");
-        for (a, b) in figures.iter().zip(&turned_figures) {
+        for (a, b) in statistics.iter().zip(&turned_statistics) {
             prop_assert_eq!(counters(a), counters(b));
             for (a, b) in [(a.epsilon, b.epsilon), (a.proxy, b.proxy), (a.gap_bound, b.gap_bound)] {
                 prop_assert!((a - b).abs() <= 1e-6 * b.abs() || (a.is_nan() && b.is_nan()), "{} {}", a, b);

@@ -55,6 +55,7 @@ files! {
     whole_models_and_torchs_own_tools_work: "test_torch_models.py";
     the_plan_and_its_bytes_are_told_before_allocation: "test_torch_plan.py";
     statistics_go_to_the_tools_that_watch_a_run: "test_torch_watch.py";
+    lightning_and_tensorboard_themselves_work: "test_torch_lightning.py";
     the_torch_state_travels_bit_for_bit: "test_torch_state.py";
     torch_trains_on_real_data_and_on_two_processes: "test_torch_training.py";
     several_processes_share_one_torch_optimizer: "test_torch_ranks.py";

@@ -2,24 +2,12 @@
 //! later.
 
 use crate::support::model::{Model, Spec, StepWith};
+use crate::support::policies_and_schedules;
 use crate::support::random::Random;
 use crate::support::tensor::{Dtype, Tensor};
 use foam::abi::{FOAM_BAD_CHECKPOINT, foam_factor_info};
 use std::path::PathBuf;
 
-const POLICIES: [&str; 11] = [
-    "sandwich refresh_method=qr",
-    "stale",
-    "stale refresh_schedule=geometric correction_period=2",
-    "sandwich refresh_schedule=geometric correction_period=2",
-    "foam",
-    "foam_fixed_epsilon",
-    "foam_no_refresh",
-    "diagonal_residual",
-    "foam_certified",
-    "sandwich",
-    "grafting_only",
-];
 const STEPS: usize = 40;
 
 fn options(policy: &str) -> String {
@@ -84,7 +72,7 @@ impl Run {
 
     /// All that is to be the same: parameters, statistics, checkpoint.
     fn outcome(&self) -> (Vec<Tensor>, String, Vec<u8>) {
-        (self.params.clone(), self.model.figures(), self.model.save())
+        (self.params.clone(), self.model.statistics(), self.model.save())
     }
 }
 
@@ -164,7 +152,7 @@ fn a_checkpoint_of_another_form_or_preconditioner_is_refused() {
 
 #[test]
 fn a_run_of_every_policy_resumes() {
-    for policy in POLICIES {
+    for policy in policies_and_schedules() {
         let mut whole = Run::new(specs(), &options(policy));
         whole.steps(1..=STEPS);
         for k in [0, 1, 3, 4, 9, 12, 23] {
@@ -213,7 +201,7 @@ fn a_used_handle_forgets_all_when_it_loads() {
 
 #[test]
 fn the_order_of_parameters_and_the_number_of_threads_may_change_on_the_way() {
-    for policy in POLICIES {
+    for policy in policies_and_schedules() {
         let (mut run, _) = forked(policy, 10);
         let reversed: Vec<Spec> = specs().into_iter().rev().collect();
         let mut copy = Run::new(reversed, &format!("{} num_threads=3", options(policy)));

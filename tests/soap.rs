@@ -303,7 +303,7 @@ fn a_decomposition_that_fails_leaves_adam() {
 fn a_gradient_that_is_not_finite_changes_nothing() {
     let mut run = Run::new("soap", "nonfinite=skip", &matrix(&[5, 4]));
     run.steps(7);
-    let (before, state) = (run.values(), run.model.figures());
+    let (before, state) = (run.values(), run.model.statistics());
     let mut values = run.gradients()[0].values();
     values[3] = f64::NAN;
     let gradient = [Some(run.specs[0].tensor(&values))];

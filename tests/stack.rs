@@ -2,6 +2,7 @@
 //! bits of state, records, clocks and parameters.
 
 use crate::support::model::{Model, Spec, StepWith};
+use crate::support::policies_and_schedules;
 use crate::support::random::Random;
 use crate::support::stack::{Room, Shape, Stack, layout, words};
 use crate::support::tensor::{Dtype, Tensor};
@@ -164,19 +165,7 @@ const DAMPED: &str = "epsilon=1e-3 epsilon_max=1e-1 check_period=4 num_threads=2
 
 #[test]
 fn every_policy_has_the_bits_of_a_handle() {
-    for policy in [
-        "stale",
-        "sandwich refresh_method=qr tau=0.2",
-        "stale refresh_schedule=geometric correction_period=2",
-        "sandwich refresh_schedule=geometric correction_period=3",
-        "foam",
-        "foam_fixed_epsilon",
-        "foam_no_refresh",
-        "diagonal_residual",
-        "foam_certified",
-        "sandwich",
-        "grafting_only",
-    ] {
+    for policy in policies_and_schedules() {
         let options = format!("policy={policy} residual_threshold=0.4 {DAMPED}");
         Race::new("reference", &options, Shape::new(&[6, 5], 3, Dtype::F32)).run(64);
     }

@@ -58,7 +58,7 @@ fn every_thread_count_gives_the_same_bits(dtype: Dtype, policy: &str) {
         let mut run = Run::new(specs(dtype), &format!("policy={policy} num_threads={threads}"));
         run.steps(8);
         assert_eq!(run.model.stats().threads, threads as u64);
-        (run.params.clone(), run.model.figures(), run.state())
+        (run.params.clone(), run.model.statistics(), run.state())
     };
     let expected = run(1);
     for threads in [2, 3, 5] {
@@ -79,7 +79,7 @@ fn soap_does_not_depend_on_the_number_of_threads() {
             let mut run = Run { model: Model::new("soap", &options, &specs), params, specs, random };
             run.steps(8);
             assert_eq!(run.model.stats().threads, threads as u64);
-            (run.params.clone(), run.model.figures(), run.state())
+            (run.params.clone(), run.model.statistics(), run.state())
         };
         let expected = run(1);
         for threads in [2, 5] {

@@ -76,7 +76,7 @@ def main():
         stats = optimizer.stats()
         print(
             f"{stats['steps']} steps, {stats['evd_calls']} eigendecompositions where stale Shampoo would have done "
-            f"{stats['checks']}, {1e3 * stats['seconds_total'] / stats['steps']:.2f} ms a step"
+            f"{stats['checks']}, {1e3 * stats['seconds_total'] / stats['steps']:.2f} ms per step"
         )
         for factor in optimizer.factor_stats():
             print(

@@ -46,18 +46,18 @@ pub unsafe extern "C" fn foam_save_file(
     }
 }
 
-/// The part of the rank that writes the file: the others hear of its name, of its bytes and of its end.
+/// The part of the rank that writes the file: the others get its name, its bytes and its end.
 fn save_first(optimizer: &mut Optimizer, writer: Writer, path: &Path) -> Result<()> {
     // What went wrong among the ranks is known to all of them.
-    let mut told = false;
+    let mut reported = false;
     let written = file::replace(path, |sink| {
         let written = optimizer
             .together(Ok(()), "the checkpoint")
             .and_then(|()| writer.write_together(optimizer, false, sink));
-        told = written.is_err();
+        reported = written.is_err();
         written
     });
-    if told { written } else { optimizer.together(written, "the checkpoint") }
+    if reported { written } else { optimizer.together(written, "the checkpoint") }
 }
 
 /// Reads the state that `foam_save_file` wrote, into an optimizer created for the same parameters (in

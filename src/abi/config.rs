@@ -106,7 +106,7 @@ pub const FOAM_FAULT_EVD_ALL: i32 = 5;
 
 /// Log levels of `foam_log_fn`.
 pub const FOAM_LOG_WARNING: i32 = 1;
-/// A remark that a user may ignore.
+/// Something that a user may ignore.
 pub const FOAM_LOG_INFO: i32 = 2;
 
 /// Receives log lines; called only on a thread that is inside a call on the handle.

@@ -391,7 +391,7 @@ unsafe fn create(
     let (raw, config, allocator, specs) = match read {
         Ok(read) => read,
         Err(error) => {
-            // The other ranks are on their way into the first collective: they hear why this one is not.
+            // The other ranks are on their way into the first collective: they are told why this one is not.
             if let Some(comm) = &mut comm {
                 // SAFETY: the caller's contract.
                 if let Ok(raw) = unsafe { boundary::read_struct(config, "config") } {

@@ -267,7 +267,7 @@ pub unsafe extern "C" fn foam_stack_reset(
 /// the devices. Calls that come later make them anew; state is not affected, it is the caller's.
 #[unsafe(no_mangle)]
 pub extern "C" fn foam_stack_trim() {
-    // A panic in a release must not cross, and has nobody to be told to.
+    // A panic in a release must not cross, and there is no one to report it to.
     let _ = std::panic::catch_unwind(cache::clear);
 }
 

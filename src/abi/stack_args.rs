@@ -138,7 +138,7 @@ pub unsafe extern "C" fn foam_stack_args_init(
 
 /// First part of a step: looks at the gradients, ticks the clocks of the active blocks whose gradients are
 /// finite, and adds these to the statistics. Reads grads, params, active, clock and statistics; writes clock,
-/// statistics and info. Numerical trouble is told by `info`, not by an error.
+/// statistics and info. Numerical trouble is reported by `info`, not by an error.
 ///
 /// # Safety
 /// The structs have their `struct_size` set; the tensors' memory is valid for the call, and nobody else writes

@@ -131,7 +131,7 @@ pub unsafe extern "C" fn foam_step_args_init(
 /// first write: a failed step (other than FOAM_PANIC) has changed neither parameters nor state.
 ///
 /// On a CUDA device the step is put on `args.stream`; the call waits for the device only when a check is due.
-/// A gradient that is not finite is held back by the device, and the caller hears of it at the next call that
+/// A gradient that is not finite is held back by the device, and the caller learns of it at the next call that
 /// waits (a check, `foam_synchronize`, statistics, a checkpoint): with `nonfinite = error` that call, or the next
 /// step, fails with FOAM_NOT_FINITE, and no step since the bad one was taken; with `skip` that one step is left
 /// out and counted. If the device itself fails in the middle of a step (FOAM_DEVICE_ERROR), the message says

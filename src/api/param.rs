@@ -23,18 +23,7 @@ impl Param {
     /// An f32 parameter called `name` with the sizes `shape` (none for a scalar). Names are unique within an
     /// optimizer; checkpoints find a parameter by its name.
     pub fn new(name: impl Into<String>, shape: &[usize]) -> Param {
-        Param {
-            spec: ParamSpec {
-                name: name.into(),
-                shape: shape.to_vec(),
-                dtype: DType::F32,
-                lr_scale: 1.0,
-                weight_decay_scale: 1.0,
-                root: 0.0,
-                grafting_only: false,
-                shard: None,
-            },
-        }
+        Param { spec: ParamSpec::new(name.into(), shape.to_vec()) }
     }
 
     /// Its name.

@@ -72,7 +72,7 @@ fn describe(config: &Config, specs: &[ParamSpec]) -> String {
 }
 
 /// Compares options and parameters over all ranks, and tells which part of every parameter each rank holds: by
-/// parameter, then by rank. `refused` is why this rank cannot go on, if so: then all ranks hear of it.
+/// parameter, then by rank. `refused` is why this rank cannot go on, if so: then all ranks learn of it.
 pub fn agree(
     comm: &mut Comm,
     config: &Config,

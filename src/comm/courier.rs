@@ -85,7 +85,7 @@ pub trait Courier: Send {
     fn bytes(&self) -> usize;
 
     /// Where a collective can read a message of the host; `patches` are put into it. What went wrong on the way is
-    /// told in `trouble`: the collective is made all the same, so that the other ranks hear of it.
+    /// reported in `trouble`: the collective is made all the same, so that the other ranks learn of it.
     fn post(
         &mut self,
         mail: &[u8],

@@ -298,7 +298,7 @@ impl Comm {
     ) -> Result<Option<usize>> {
         let last = |(at, bytes): &(u64, u64)| at + bytes - SEAL as u64;
         let (own, sequence) = (seal(self.sequence, self.rank), self.sequence);
-        // Without its seal a message is not believed.
+        // Without its seal a message is refused.
         let stamped = packed.and_then(|()| {
             let word = |(at, _): &(u64, u64)| Word { at: *at, value: u64::from(!is_well) };
             let words = parcel.out.iter().map(word);

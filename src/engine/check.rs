@@ -168,7 +168,7 @@ impl Engine {
                     let before = self.records[order.factor];
                     let after = self.outcome(order, refreshed);
                     self.records[order.factor] = after;
-                    self.remark(order.factor, &before, &after);
+                    self.warn_of_fallbacks(order.factor, &before, &after);
                     let epsilon = Damping::absolute(after.gauges.epsilon);
                     redamp.push(RedampOrder {
                         factor: order.factor,
@@ -357,8 +357,8 @@ impl Engine {
         Damping { ratio: base.ratio.max(most.ratio), floor: base.floor.max(most.floor) }
     }
 
-    /// Says what a user should know about a factor whose record has changed.
-    pub(super) fn remark(&self, factor: usize, before: &FactorRecord, after: &FactorRecord) {
+    /// Warns of a failed eigendecomposition, and says what was used instead.
+    pub(super) fn warn_of_fallbacks(&self, factor: usize, before: &FactorRecord, after: &FactorRecord) {
         let (old, new) = (&before.counters, &after.counters);
         if new.failed_evds > old.failed_evds {
             let what = if new.fallback_double > old.fallback_double {
@@ -378,12 +378,12 @@ impl Engine {
     /// Warns of what keeps the configuration from working, once for each kind.
     fn diagnose(&mut self) {
         let found = diagnosis::judge_all(&self.config, self.records.iter());
-        for finding in found.findings.iter().filter(|finding| !self.told.contains(*finding)) {
+        for finding in found.findings.iter().filter(|finding| !self.reported.contains(*finding)) {
             let first = found.first[finding as usize];
             let place = format!("the first is {}", self.place(first));
             self.warn(&found.text(&self.config, finding, &self.records[first], Some(&place)));
         }
-        self.told = self.told.with(found.findings);
+        self.reported = self.reported.with(found.findings);
     }
 
     /// Which factor, for people.

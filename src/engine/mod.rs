@@ -63,8 +63,8 @@ pub struct Engine {
     lists: check::Lists,
     bases: Vec<bool>,
     totals: Totals,
-    /// Findings that were told.
-    told: Findings,
+    /// Findings that were reported.
+    reported: Findings,
     log: Log,
 }
 
@@ -96,7 +96,7 @@ impl Engine {
             )?,
             bases: filled(false, plan.stacks.len(), "the clocks")?,
             totals: Totals::default(),
-            told: Findings::default(),
+            reported: Findings::default(),
             config,
             plan,
             device,
@@ -154,7 +154,7 @@ impl Engine {
         let known = std::mem::take(&mut self.readback);
         if !self.borrowed {
             for (factor, (before, after)) in self.records.iter().zip(&known.records).enumerate() {
-                self.remark(factor, before, after);
+                self.warn_of_fallbacks(factor, before, after);
             }
         }
         self.totals.steps += known.replayed;

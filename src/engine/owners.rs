@@ -235,7 +235,7 @@ impl Cuts {
     }
 
     /// Visits the segments of `block` (of the whole plan) in the order of its elements.
-    pub fn segments(&self, block: &BlockPlan, mut visit: impl FnMut(Segment)) {
+    pub fn segments(&self, block: &BlockPlan, mut visit: impl FnMut(Segment) -> Result<()>) -> Result<()> {
         let slice = self.size * self.inner;
         rows(block, |tensor, at, len| {
             let (mut first, mut at) = (tensor, at);
@@ -248,11 +248,12 @@ impl Cuts {
                 let begin = outer * slice + own.start * self.inner;
                 let len = (begin + own.length * self.inner).min(end) - first;
                 let held = outer * own.length * self.inner + first - begin;
-                visit(Segment { piece, held, block: at, len });
+                visit(Segment { piece, held, block: at, len })?;
                 first += len;
                 at += len;
             }
-        });
+            Ok(())
+        })
     }
 
     /// Who sends a piece of block `number` to its owner: the owner itself if it can, else the holders in turn.
@@ -263,7 +264,7 @@ impl Cuts {
 }
 
 /// Visits the runs of a block within its parameter: first element there, first element in the block, elements.
-pub fn rows(block: &BlockPlan, mut visit: impl FnMut(usize, usize, usize)) {
+pub fn rows(block: &BlockPlan, mut visit: impl FnMut(usize, usize, usize) -> Result<()>) -> Result<()> {
     if block.is_run {
         return visit(block.offset, 0, block.elements);
     }
@@ -275,28 +276,19 @@ pub fn rows(block: &BlockPlan, mut visit: impl FnMut(usize, usize, usize)) {
             first += (rest % block.dims[axis]) * block.strides[axis];
             rest /= block.dims[axis];
         }
-        visit(first, row * cols, cols);
+        visit(first, row * cols, cols)?;
     }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::engine::plan::ParamSpec;
-    use crate::tensor::DType;
 
     fn plan(shapes: &[&[usize]], limit: i64) -> (Config, Plan) {
         let config = Config { max_factor_dim: limit, ..Config::reference() };
-        let spec = |(number, shape): (usize, &&[usize])| ParamSpec {
-            name: format!("w{number}"),
-            shape: shape.to_vec(),
-            dtype: DType::F32,
-            lr_scale: 1.0,
-            weight_decay_scale: 1.0,
-            root: 0.0,
-            grafting_only: false,
-            shard: None,
-        };
+        let spec = |(number, shape): (usize, &&[usize])| ParamSpec::new(format!("w{number}"), shape.to_vec());
         let specs = shapes.iter().enumerate().map(spec).collect();
         let plan = Plan::new(&config, specs).unwrap();
         (config, plan)
@@ -371,14 +363,20 @@ mod tests {
             let mut seen = vec![0; total];
             for block in &plan.blocks {
                 let mut expected = vec![0; block.elements];
-                rows(block, |tensor, at, len| (0..len).for_each(|i| expected[at + i] = tensor + i));
+                rows(block, |tensor, at, len| {
+                    (0..len).for_each(|i| expected[at + i] = tensor + i);
+                    Ok(())
+                })
+                .unwrap();
                 cuts.segments(block, |segment| {
                     let numbers = tensor(&cuts.pieces[segment.piece]);
                     for i in 0..segment.len {
                         assert_eq!(numbers[segment.held + i], expected[segment.block + i]);
                         seen[numbers[segment.held + i]] += 1;
                     }
-                });
+                    Ok(())
+                })
+                .unwrap();
             }
             assert!(seen.iter().all(|count| *count == 1), "{shape:?} {axis}");
         }

@@ -1,22 +1,27 @@
 //! The plan: parameters cut into blocks, equal blocks grouped into stacks, and the named arrays that each stack
-//! needs. Device-free and fixed at creation.
+//! needs. Device-free and fixed at creation. [`layout`] names and places the arrays, [`shape`] is the arithmetic of
+//! shapes, [`size`] tells costs before anything is built.
 
-use super::grafting;
+mod layout;
+mod shape;
+mod size;
+
+pub(super) use layout::Extent;
+pub use layout::{Array, CLOCK_WORDS, Content, RECORD_WORDS, Slot, SlotKind, StackPlan};
+pub use shape::AxisView;
+pub(super) use shape::row_major_strides;
+pub use size::{Size, Sum};
+
 use crate::config::{Config, Policy, StatisticDtype};
 use crate::error::{Error, Result};
-use crate::memory::{copied, filled, listed, push, reserved, whole_text};
+use crate::memory::{copied, listed, push, whole_text};
 use crate::preconditioner::damping::Damping;
-use crate::preconditioner::{FactorRecord, Preconditioner, policy};
-use crate::tensor::{DType, Element, Precision};
+use crate::preconditioner::{Preconditioner, policy};
+use crate::tensor::{DType, Precision};
+use layout::layout;
+use shape::{merged, unravel};
 use std::collections::HashMap;
 use std::ops::Range;
-
-/// Alignment of every array in an owned state: what a GPU's widest accesses want.
-pub const ARRAY_ALIGNMENT: usize = 256;
-/// 32-bit words of a clock.
-pub const CLOCK_WORDS: usize = size_of::<super::Clock>() / 4;
-/// 32-bit words of a factor's record.
-pub const RECORD_WORDS: usize = size_of::<FactorRecord>() / 4;
 
 /// A parameter as the caller declares it.
 #[derive(Clone, Debug)]
@@ -51,6 +56,20 @@ pub struct Shard {
 }
 
 impl ParamSpec {
+    /// An f32 parameter that this rank holds whole, with nothing special about it.
+    pub fn new(name: String, shape: Vec<usize>) -> ParamSpec {
+        ParamSpec {
+            name,
+            shape,
+            dtype: DType::F32,
+            lr_scale: 1.0,
+            weight_decay_scale: 1.0,
+            root: 0.0,
+            grafting_only: false,
+            shard: None,
+        }
+    }
+
     /// Size of axis `axis` of the tensors that this rank gives.
     pub fn held_size(&self, axis: usize) -> usize {
         self.shard.filter(|shard| shard.axis == axis).map_or(self.shape[axis], |shard| shard.length)
@@ -59,6 +78,15 @@ impl ParamSpec {
     /// Elements of the tensors that this rank gives.
     pub fn held_elements(&self) -> usize {
         (0..self.shape.len()).map(|axis| self.held_size(axis)).product()
+    }
+
+    /// A copy of it.
+    pub fn copy(&self) -> Result<ParamSpec> {
+        Ok(ParamSpec {
+            name: whole_text(format_args!("{}", self.name), LISTS)?,
+            shape: copied(&self.shape, LISTS)?,
+            ..*self
+        })
     }
 }
 
@@ -154,195 +182,6 @@ impl FactorPlan {
 /// Index of a slot.
 pub type SlotId = usize;
 
-/// What a slot holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum SlotKind {
-    /// L or R.
-    Statistic,
-    /// L or R in the basis, QᵀLQ.
-    RotatedStatistic,
-    /// Q.
-    Basis,
-    /// D.
-    Spectrum,
-    /// (Q (D + ε) Qᵀ)^(−1/p).
-    InverseRoot,
-    /// D as the last refresh gave it.
-    FreshSpectrum,
-    /// The filtered gradient.
-    Filter,
-    /// The grafted second moment.
-    Moment,
-    /// The momentum.
-    Momentum,
-}
-
-impl SlotKind {
-    /// Its name in checkpoints and layouts.
-    pub fn name(self) -> &'static str {
-        match self {
-            SlotKind::Statistic => "statistic",
-            SlotKind::RotatedStatistic => "rotated_statistic",
-            SlotKind::Basis => "basis",
-            SlotKind::Spectrum => "spectrum",
-            SlotKind::InverseRoot => "inverse_root",
-            SlotKind::FreshSpectrum => "fresh_spectrum",
-            SlotKind::Filter => "filter",
-            SlotKind::Moment => "moment",
-            SlotKind::Momentum => "momentum",
-        }
-    }
-
-    /// Whether a factor's slot of this kind has one number per eigenvalue; else it is a square.
-    pub fn is_vector(self) -> bool {
-        matches!(self, SlotKind::Spectrum | SlotKind::FreshSpectrum)
-    }
-}
-
-/// What an array of a stack holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Content {
-    /// The clock of every block.
-    Clock,
-    /// The record of every factor.
-    Record,
-    /// A slot of every block, and its axis if it is a factor's.
-    Slot(SlotKind, Option<usize>),
-}
-
-impl Content {
-    /// Its axis, if it is a factor's.
-    pub fn axis(self) -> Option<usize> {
-        match self {
-            Content::Slot(_, axis) => axis,
-            _ => None,
-        }
-    }
-
-    /// Its name, for example `statistic_0`.
-    pub fn name(self) -> Result<String> {
-        let kind = match self {
-            Content::Clock => "clock",
-            Content::Record => "record",
-            Content::Slot(kind, _) => kind.name(),
-        };
-        match self.axis() {
-            Some(axis) => whole_text(format_args!("{kind}_{axis}"), "a name"),
-            None => whole_text(format_args!("{kind}"), "a name"),
-        }
-    }
-}
-
-/// An array of a stack, as its layout says.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Array {
-    /// What it holds.
-    pub content: Content,
-    /// Type of its elements.
-    pub element: Element,
-    /// Its dimensions after the first, which is the number of the block.
-    pub tail: Vec<usize>,
-}
-
-impl Array {
-    /// An array of numbers.
-    pub fn numbers(
-        kind: SlotKind,
-        axis: Option<usize>,
-        precision: Precision,
-        tail: &[usize],
-    ) -> Result<Array> {
-        Array::new(Content::Slot(kind, axis), precision.element(), tail)
-    }
-
-    fn new(content: Content, element: Element, tail: &[usize]) -> Result<Array> {
-        Ok(Array { content, element, tail: copied(tail, LISTS)? })
-    }
-
-    /// A copy of it.
-    pub fn copy(&self) -> Result<Array> {
-        Array::new(self.content, self.element, &self.tail)
-    }
-
-    /// Bytes of one block's part.
-    pub fn stride(&self) -> usize {
-        self.tail.iter().product::<usize>() * self.element.size()
-    }
-}
-
-/// The one layout: the arrays of a stack of blocks, in the order in which every call takes them.
-fn layout(
-    config: &Config,
-    dims: &[usize],
-    statistic: Precision,
-    work: Precision,
-    preconditioned: bool,
-) -> Result<Vec<Array>> {
-    let mut arrays = reserved(5 + 5 * dims.len(), LISTS)?;
-    arrays.push(Array::new(Content::Clock, Element::U32, &[CLOCK_WORDS])?);
-    let preconditioner = Preconditioner::of(config);
-    if preconditioned && dims.iter().any(|dim| preconditioner.has_basis(dims.len(), *dim)) {
-        arrays.push(Array::new(Content::Record, Element::U32, &[dims.len(), RECORD_WORDS])?);
-        preconditioner.arrays(config, dims, statistic, work, &mut arrays)?;
-    }
-    let moments = [
-        (SlotKind::Filter, config.beta1 > 0.0),
-        (SlotKind::Moment, grafting::has_moment(config.grafting)),
-        (SlotKind::Momentum, config.momentum > 0.0),
-    ];
-    for (kind, _) in moments.into_iter().filter(|(_, wanted)| *wanted) {
-        push(&mut arrays, Array::numbers(kind, None, work, dims)?, LISTS)?;
-    }
-    Ok(arrays)
-}
-
-/// One block's part of an array of numbers.
-#[derive(Clone, Debug)]
-pub struct Slot {
-    /// What it holds.
-    pub kind: SlotKind,
-    /// Its block.
-    pub block: usize,
-    /// Its axis, for a factor's slot.
-    pub axis: Option<usize>,
-    /// Precision of its numbers.
-    pub precision: Precision,
-    /// Its dimensions.
-    pub dims: Vec<usize>,
-}
-
-impl Slot {
-    /// How many numbers it holds.
-    pub fn len(&self) -> usize {
-        self.dims.iter().product()
-    }
-
-    /// Its bytes.
-    pub fn bytes(&self) -> usize {
-        self.len() * self.precision.size()
-    }
-}
-
-/// A stack: equal blocks, which share every array.
-#[derive(Clone, Debug)]
-pub struct StackPlan {
-    /// Its blocks, by their numbers in the plan.
-    pub blocks: Vec<usize>,
-    /// Its arrays.
-    pub layout: Vec<Array>,
-    /// Its arrays, counted over all stacks.
-    pub arrays: Range<usize>,
-}
-
-/// Where an array lies in an owned state.
-#[derive(Clone, Copy, Debug)]
-pub struct Extent {
-    /// First byte.
-    pub offset: usize,
-    /// Bytes.
-    pub bytes: usize,
-}
-
 /// The whole plan.
 #[derive(Debug, Default)]
 pub struct Plan {
@@ -402,11 +241,7 @@ impl Plan {
     ) -> Result<()> {
         let elements = spec.shape.iter().product::<usize>();
         let work = spec.dtype.work();
-        let statistic = match config.statistic_dtype {
-            StatisticDtype::Auto => work,
-            StatisticDtype::F32 => Precision::F32,
-            StatisticDtype::F64 => Precision::F64,
-        };
+        let statistic = statistic_precision(config, spec.dtype);
         let limit = config.max_factor_dim as usize;
         let shape = merged(&spec.shape, config, self.preconditioner.merge_limit(limit))?;
         let preconditioned = is_preconditioned(config, &spec, &shape);
@@ -529,59 +364,6 @@ impl Plan {
         self.slots.try_reserve(factors.saturating_mul(5).saturating_add(3 * blocks)).map_err(refused)
     }
 
-    /// Numbers the arrays of all stacks and places them in an owned state. Clocks and records come first, so
-    /// that a device can bring all of them to the host at once.
-    pub(super) fn place_arrays(&mut self) -> Result<()> {
-        let mut number = 0;
-        for stack in &mut self.stacks {
-            stack.arrays = number..number + stack.layout.len();
-            number = stack.arrays.end;
-        }
-        self.arrays = filled(Extent { offset: 0, bytes: 0 }, number, LISTS)?;
-        let mut end: u128 = 0;
-        for head in [Some(Content::Clock), Some(Content::Record), None] {
-            for stack in &self.stacks {
-                for (array, number) in stack.layout.iter().zip(stack.arrays.clone()) {
-                    let is_head = matches!(array.content, Content::Clock | Content::Record);
-                    if head.map_or(is_head, |wanted| wanted != array.content) {
-                        continue;
-                    }
-                    let count = stack.blocks.len() as u128;
-                    let numbers =
-                        array.tail.iter().fold(count, |product, d| product.saturating_mul(*d as u128));
-                    let bytes = numbers.saturating_mul(array.element.size() as u128);
-                    let place = |x: u128| usize::try_from(x).unwrap_or(usize::MAX);
-                    self.arrays[number] = Extent { offset: place(end), bytes: place(bytes) };
-                    // Clocks and records stay dense; numbers start where a device likes them to.
-                    end = end.saturating_add(bytes);
-                    end = if is_head { end } else { end.next_multiple_of(ARRAY_ALIGNMENT as u128) };
-                }
-            }
-            if head == Some(Content::Record) {
-                self.head_bytes = usize::try_from(end).unwrap_or(usize::MAX);
-                end = end.next_multiple_of(ARRAY_ALIGNMENT as u128);
-            }
-        }
-        self.state_bytes = usize::try_from(end).map_err(|_| Error::out_of_memory("the state", end))?;
-        Ok(())
-    }
-
-    /// The array, counted over all stacks, that holds `content` of the blocks of `stack`.
-    pub fn array(&self, stack: usize, content: Content) -> Option<usize> {
-        let own = &self.stacks[stack];
-        own.layout.iter().position(|array| array.content == content).map(|place| own.arrays.start + place)
-    }
-
-    /// The array that a slot is part of, and the slot's bytes from its start.
-    pub fn place_of(&self, slot: SlotId) -> (usize, usize) {
-        let plan = &self.slots[slot];
-        let block = &self.blocks[plan.block];
-        let stack = &self.stacks[block.stack];
-        // The arrays of numbers follow those of the clocks and records.
-        let words = stack.layout.len() - block.slots.len();
-        (stack.arrays.start + words + slot - block.slots.start, block.place * plan.bytes())
-    }
-
     /// How many axes of a block have a basis, or will have one.
     pub fn bases(&self, block: usize) -> usize {
         let factors = &self.factors[self.blocks[block].factors.clone()];
@@ -594,38 +376,17 @@ impl Plan {
     }
 }
 
-/// A block seen along one axis: `outer` slices of `dim` rows and `inner` columns.
-#[derive(Clone, Copy, Debug)]
-pub struct AxisView {
-    /// Slices.
-    pub outer: usize,
-    /// Rows of a slice.
-    pub dim: usize,
-    /// Columns of a slice; 1 for the last axis, whose slices are then seen as one matrix.
-    pub inner: usize,
-}
-
-impl AxisView {
-    /// The view of `dims` along `axis`.
-    pub fn new(dims: &[usize], axis: usize) -> AxisView {
-        AxisView {
-            outer: dims[..axis].iter().product(),
-            dim: dims[axis],
-            inner: dims[axis + 1..].iter().product(),
-        }
-    }
-
-    /// Whether there are axes with more than one element on both sides.
-    pub fn is_middle(&self) -> bool {
-        self.outer > 1 && self.inner > 1
-    }
-}
-
 /// What the lists of a plan are called in errors.
 const LISTS: &str = "the plan of blocks";
 
-/// More bytes than any machine can address.
-const ADDRESSABLE: u128 = 1 << 46;
+/// Precision of the statistics of a parameter of this type.
+fn statistic_precision(config: &Config, dtype: DType) -> Precision {
+    match config.statistic_dtype {
+        StatisticDtype::Auto => dtype.work(),
+        StatisticDtype::F32 => Precision::F32,
+        StatisticDtype::F64 => Precision::F64,
+    }
+}
 
 /// Whether a parameter of the merged shape `shape` has factors.
 fn is_preconditioned(config: &Config, spec: &ParamSpec, shape: &[usize]) -> bool {
@@ -633,152 +394,12 @@ fn is_preconditioned(config: &Config, spec: &ParamSpec, shape: &[usize]) -> bool
     !spec.grafting_only && config.policy != Policy::GraftingOnly && (config.precondition_1d || !is_vector)
 }
 
-/// What a parameter costs at least, known from its shape alone.
-pub struct Size {
-    /// Bytes of the lists of its blocks, factors and slots.
-    pub lists: u128,
-    /// Bytes of its state.
-    pub state: u128,
-}
-
-/// A sum that stops at the largest number.
-#[derive(Default)]
-pub struct Sum(pub u128);
-
-impl std::iter::Sum<u128> for Sum {
-    fn sum<I: Iterator<Item = u128>>(numbers: I) -> Sum {
-        Sum(numbers.fold(0, u128::saturating_add))
-    }
-}
-
-impl Size {
-    /// The cost of parameter number `index`; an error if no machine could address it.
-    pub fn of(config: &Config, index: usize, spec: &ParamSpec) -> Result<Size> {
-        let limit = config.max_factor_dim as usize;
-        let preconditioner = Preconditioner::of(config);
-        let shape = merged(&spec.shape, config, preconditioner.merge_limit(limit))?;
-        let precision = match config.statistic_dtype {
-            StatisticDtype::Auto => spec.dtype.work(),
-            StatisticDtype::F32 => Precision::F32,
-            StatisticDtype::F64 => Precision::F64,
-        };
-        let chunks = |d: usize| d.div_ceil(limit) as u128;
-        let blocks: u128 = shape.iter().fold(1, |product: u128, d| product.saturating_mul(chunks(*d)));
-        let square = |side: usize| {
-            let kept = preconditioner.has_basis(shape.len(), side);
-            if kept { (side as u128).saturating_mul(side as u128) } else { 0 }
-        };
-        let mut numbers: u128 = 0;
-        for dim in &shape {
-            let (full, rest) = ((dim / limit) as u128, dim % limit);
-            // Only a side that reaches the limit has a square of it.
-            let whole = if full > 0 { full.saturating_mul(square(limit)) } else { 0 };
-            let squares = whole.saturating_add(square(rest));
-            numbers = numbers.saturating_add((blocks / chunks(*dim)).saturating_mul(squares));
-        }
-        let factors = if is_preconditioned(config, spec, &shape) { shape.len() as u128 } else { 0 };
-        // Statistic and basis; a record per factor and a clock per block.
-        let squares = if factors > 0 { numbers.saturating_mul(2 * precision.size() as u128) } else { 0 };
-        let words = blocks.saturating_mul(4 * (CLOCK_WORDS as u128 + factors * RECORD_WORDS as u128));
-        let each = size_of::<BlockPlan>() as u128
-            + factors * (size_of::<FactorPlan>() as u128 + 5 * size_of::<Slot>() as u128);
-        let size = Size { lists: blocks.saturating_mul(each), state: squares.saturating_add(words) };
-        if size.lists.max(size.state) > ADDRESSABLE {
-            let what = format!("the state of parameter '{}'", spec.name);
-            return Err(Error::out_of_memory(&what, size.lists.max(size.state)).at(index));
-        }
-        Ok(size)
-    }
-}
-
-impl ParamSpec {
-    /// A copy of it.
-    pub fn copy(&self) -> Result<ParamSpec> {
-        Ok(ParamSpec {
-            name: whole_text(format_args!("{}", self.name), LISTS)?,
-            shape: copied(&self.shape, LISTS)?,
-            ..*self
-        })
-    }
-}
-
-/// Drops dimensions of size 1, then merges neighbours from the left while the product is at most
-/// `limit`; with `keep_matrix` the first of them stays alone. Without merging a shape stays as it is; a scalar
-/// becomes a vector of one.
-fn merged(shape: &[usize], config: &Config, limit: usize) -> Result<Vec<usize>> {
-    let mut kept: Vec<usize> = reserved(shape.len().max(1), LISTS)?;
-    if !config.merge_dims {
-        kept.extend(shape);
-        kept.extend(shape.is_empty().then_some(1));
-        return Ok(kept);
-    }
-    let alone = usize::from(config.keep_matrix);
-    for dim in shape.iter().copied().filter(|d| *d != 1) {
-        let count = kept.len();
-        match kept.last_mut() {
-            Some(last) if count > alone && last.saturating_mul(dim) <= limit => *last *= dim,
-            _ => kept.push(dim),
-        }
-    }
-    kept.extend(kept.is_empty().then_some(1));
-    Ok(kept)
-}
-
-pub(super) fn row_major_strides(shape: &[usize]) -> Result<Vec<usize>> {
-    let mut strides = filled(1, shape.len(), LISTS)?;
-    for axis in (1..shape.len()).rev() {
-        strides[axis - 1] = strides[axis] * shape[axis];
-    }
-    Ok(strides)
-}
-
-/// The `number`-th index tuple of a grid, in row-major order.
-fn unravel(mut number: usize, grid: &[usize]) -> Result<Vec<usize>> {
-    let mut at = filled(0, grid.len(), LISTS)?;
-    for (slot, size) in at.iter_mut().zip(grid).rev() {
-        *slot = number % size;
-        number /= size;
-    }
-    Ok(at)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn spec(shape: &[usize]) -> ParamSpec {
-        ParamSpec {
-            name: "w".into(),
-            shape: shape.to_vec(),
-            dtype: DType::F32,
-            lr_scale: 1.0,
-            weight_decay_scale: 1.0,
-            root: 0.0,
-            grafting_only: false,
-            shard: None,
-        }
-    }
-
-    #[test]
-    fn dimensions_merge_from_the_left_while_they_fit() {
-        let config = Config::reference();
-        let plain = Config { merge_dims: false, ..Config::reference() };
-        assert_eq!(merged(&[8, 4, 3, 3], &config, 32).unwrap(), [32, 9]);
-        assert_eq!(merged(&[6, 4], &config, 1024).unwrap(), [24]);
-        assert_eq!(merged(&[1, 1], &config, 1024).unwrap(), [1]);
-        assert_eq!(merged(&[1, 1], &plain, 1024).unwrap(), [1, 1]);
-        assert_eq!(merged(&[], &plain, 1024).unwrap(), [1]);
-        assert_eq!(merged(&[64, 1, 64], &config, 100).unwrap(), [64, 64]);
-    }
-
-    #[test]
-    fn a_matrix_stays_a_matrix_if_asked_for() {
-        let config = Config { keep_matrix: true, ..Config::reference() };
-        assert_eq!(merged(&[64, 10], &config, 1024).unwrap(), [64, 10]);
-        assert_eq!(merged(&[32, 3, 3, 3], &config, 1024).unwrap(), [32, 27]);
-        assert_eq!(merged(&[1, 32, 1, 8], &config, 1024).unwrap(), [32, 8]);
-        assert_eq!(merged(&[7], &config, 1024).unwrap(), [7]);
-        assert_eq!(merged(&[64, 512, 3, 3], &config, 1024).unwrap(), [64, 512, 9]);
+        ParamSpec::new("w".into(), shape.to_vec())
     }
 
     #[test]

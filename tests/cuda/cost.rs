@@ -10,6 +10,7 @@ use crate::support::model::{Model, Spec, configuration};
 use crate::support::random::Random;
 use crate::support::stack::Shape;
 use crate::support::tensor::Dtype;
+use crate::tier::{self, Need};
 use cudarc::driver::sys;
 use foam::abi::*;
 use std::cell::RefCell;
@@ -248,6 +249,9 @@ fn whatever_the_blocks<const N: usize>(shapes: usize, count: impl Fn(usize) -> [
 
 #[test]
 fn a_step_costs_the_same_for_one_block_and_for_a_hundred() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated_with(&["eager"], &[], || {
         // The harness has begun a line.
         println!();
@@ -275,6 +279,9 @@ fn a_step_costs_the_same_for_one_block_and_for_a_hundred() {
 
 #[test]
 fn handlers_cost_the_same_for_one_block_and_for_a_hundred() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated_with(&["eager"], &[], || {
         println!();
         for count in [1, 3, 9] {

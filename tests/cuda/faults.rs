@@ -5,6 +5,7 @@ use crate::simulated::{clear_faults, count, fail, fail_evd, simulated_with};
 use crate::support::model::{Failure, Model, Spec, StepWith, configuration};
 use crate::support::random::Random;
 use crate::support::tensor::{Dtype, Tensor};
+use crate::tier::{self, Need};
 use foam::abi::*;
 use std::collections::BTreeMap;
 
@@ -175,6 +176,9 @@ fn a_fault_in_a_plain_step_changes_nothing_or_says_what_is_lost() {
 
 #[test]
 fn a_fault_in_a_check_changes_nothing_or_says_what_is_lost() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated_with(&["eager"], &[("CUDASIM_QUIET", "1")], || {
         let tallies = sweep(bed, 7);
         print("check", &tallies);
@@ -185,6 +189,9 @@ fn a_fault_in_a_check_changes_nothing_or_says_what_is_lost() {
 
 #[test]
 fn a_fault_in_a_step_of_soap_changes_nothing_or_says_what_is_lost() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated_with(&["eager"], &[("CUDASIM_QUIET", "1")], || {
         let tallies = sweep(|| bed_of("soap", SOAP), 5);
         print("SOAP, plain step", &tallies);
@@ -233,11 +240,17 @@ fn an_orthogonal_factor_that_is_none_is_not_believed() {
 
 #[test]
 fn a_fault_at_the_creation_of_soap_is_an_error_and_leaks_nothing() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated_with(&["eager"], &[("CUDASIM_QUIET", "1")], || faults_at_creation("soap", SOAP));
 }
 
 #[test]
 fn a_fault_at_creation_is_an_error_and_leaks_nothing() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated_with(&["eager"], &[("CUDASIM_QUIET", "1")], || faults_at_creation("reference", OPTIONS));
 }
 

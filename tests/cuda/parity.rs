@@ -289,7 +289,7 @@ fn another_stream_at_every_step_changes_nothing() {
             moving.model.gpu.as_mut().unwrap().change_stream();
         }
         assert_eq!(still.params, moving.params);
-        assert_eq!(still.model.figures(), moving.model.figures());
+        assert_eq!(still.model.statistics(), moving.model.statistics());
     });
 }
 
@@ -345,12 +345,15 @@ fn an_error_is_reported_late_but_nothing_happens_meanwhile() {
             spoilt.step(t).unwrap();
         }
         assert_eq!(clean.params, spoilt.params);
-        assert_eq!(clean.model.figures(), spoilt.model.figures());
+        assert_eq!(clean.model.statistics(), spoilt.model.statistics());
     });
 }
 
 #[test]
 fn a_decomposition_that_fails_keeps_the_stale_basis_and_is_tried_again_in_double_precision() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated(|| {
         let fallen_with = |fault: &str, asks: bool| {
             let mut bed = bed(&format!("policy=stale inject_fault={fault} inject_fault_step=8"));
@@ -385,6 +388,9 @@ fn a_decomposition_that_fails_keeps_the_stale_basis_and_is_tried_again_in_double
 
 #[test]
 fn a_failed_decomposition_is_not_forgotten_when_another_parameter_is_checked_first() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated(|| {
         // The first parameter begins `late` steps after the others, so that its checks lie between theirs.
         let others = |fault: &str, late: usize| {

@@ -1,8 +1,8 @@
 //! Ranks whose tensors and messages lie on a CUDA device: threads with a communicator over the simulator's memory. The
 //! bits are those of one process; the host waits for the notes alone; every fault is heard of.
 
-use crate::comm::{BROKEN, Fault};
-use crate::rank::{Hold, OPTIONS, P, Rank, cut, grads, p, ranks, values};
+use crate::comm::Fault;
+use crate::rank::{Hold, OPTIONS, P, Rank, cut, grads, p, ranks, until_refused, values};
 use crate::simulated::{clear_faults, count, fail, simulated, simulated_with};
 use foam::abi::*;
 use std::sync::{Arc, Barrier, Mutex};
@@ -132,33 +132,7 @@ fn every_collective_on_a_device_may_fail() {
         for (hold, count) in [(Hold::Replicated, 8), (Hold::Mixed, 14)] {
             for number in 0..count {
                 for fault in [Fault::Fails { rank: 1, at: number }, Fault::Short { rank: 1, at: number }] {
-                    let ended = ranks(2, fault, |rank, member| {
-                        let start = values(&params, 1);
-                        let mut made = match Rank::new(&options(), &params, hold, &start, Some(member)) {
-                            Ok(made) => made,
-                            Err((status, message)) => return Some((status, message)),
-                        };
-                        for step in 0..3 {
-                            let before = made.values.clone();
-                            if let Err((status, message)) = made.step(&grads(&params, step), 0.01) {
-                                let lost = message.contains("they are lost");
-                                let kept = message.contains("no parameter of this rank was written");
-                                assert!(lost || kept, "rank {rank}, {fault:?}: {message}");
-                                assert!(lost || made.values == before, "rank {rank}, {fault:?}: {message}");
-                                let (again, _) = made.step(&grads(&params, step), 0.01).unwrap_err();
-                                assert_eq!(again, FOAM_POISONED);
-                                return Some((status, message));
-                            }
-                        }
-                        None
-                    });
-                    assert!(ended.iter().all(Option::is_some), "{hold:?} {fault:?}: {ended:?}");
-                    for (status, message) in ended.iter().flatten() {
-                        assert_eq!(*status, FOAM_COLLECTIVE_FAILED, "{fault:?}: {message}");
-                        let told = message.contains(&format!("status {BROKEN}"))
-                            || message.contains("did not arrive");
-                        assert!(told, "{fault:?}: {message}");
-                    }
+                    until_refused(&options(), &params, hold, fault);
                 }
             }
         }

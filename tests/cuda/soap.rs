@@ -277,7 +277,7 @@ fn another_stream_at_every_step_changes_nothing() {
                 model.step(&mut params, grads);
                 let _ = moves.then(|| model.gpu.as_mut().unwrap().change_stream());
             }
-            (params, model.figures())
+            (params, model.statistics())
         };
         assert_eq!(run(false), run(true));
     });

@@ -233,7 +233,7 @@ fn race_of(preset: &str, options: &str, dims: &[i64], blocks: usize, steps: usiz
     calls.gpu.get(place, &mut bytes);
     for (number, (record, factor)) in bytes.chunks_exact(272).zip(model.factors()).enumerate() {
         let (gauges, counters): (Vec<f64>, Vec<i64>) = (words(&record[..96]), words(&record[96..]));
-        let figures = [
+        let statistics = [
             factor.epsilon,
             factor.proxy,
             factor.max_proxy,
@@ -242,7 +242,7 @@ fn race_of(preset: &str, options: &str, dims: &[i64], blocks: usize, steps: usiz
             factor.gap_bound,
         ];
         let same = |x: &f64, y: &f64| x == y || (x.is_nan() && y.is_nan());
-        assert!(figures.iter().zip(&gauges).all(|(x, y)| same(x, y)), "{options}: factor {number}");
+        assert!(statistics.iter().zip(&gauges).all(|(x, y)| same(x, y)), "{options}: factor {number}");
         assert!(same(&factor.noise_floor, &gauges[7]), "{options}: factor {number}");
         assert!(same(&factor.kappa, &gauges[10]), "{options}: factor {number}");
         assert!(same(&factor.eigenvalue_max, &gauges[9]), "{options}: factor {number}");

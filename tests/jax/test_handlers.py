@@ -1,6 +1,5 @@
 """The handlers register and run on this JAX; a wrong call is an error that names what is wrong, never a crash."""
 
-import ctypes
 import re
 
 import jax
@@ -8,12 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from foam import _library, _structs
 from foam.jax import _calls, _compat
 from foam.jax._options import read
 from foam.jax._plan import Plan, Stack
 from foam.jax._state import initial
-from foam.jax._stats import COUNTERS, GAUGES
 from support import python
 
 ROWS, DIMS = 6, (4, 3)
@@ -141,15 +138,6 @@ def test_a_wrong_number_of_operands_or_results_names_the_right_ones(verb):
 )
 def test_a_wrong_attribute_is_named(attributes, expected):
     assert expected in refusal("accumulate", **attributes)
-
-
-def test_the_fields_of_a_record_are_the_librarys():
-    library, count, size = _library.load(), ctypes.c_size_t(0), ctypes.sizeof(_structs.RecordField)
-    library.call("foam_record_fields", None, size, 0, ctypes.byref(count))
-    items = (_structs.RecordField * count.value)()
-    library.call("foam_record_fields", items, size, count.value, ctypes.byref(count))
-    names = [item.name.decode() for item in items]
-    assert names == [*GAUGES, *("last_branch" if name == "branch" else name for name in COUNTERS)]
 
 
 def test_a_small_workspace_is_refused():

@@ -1,12 +1,16 @@
 """A step through JAX is the engine's step, bit for bit, however it is compiled."""
 
+import ctypes
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from foam.jax import _calls, foam, foam_stats, scale_by_foam
+from foam import _library
+from foam._handle import _config as native_config
+from foam.jax import _calls, _native, foam, foam_stats, scale_by_foam
 from support import LIVELY, Engine, flat, gradients, model, same, subtracted
 
 LR = 0.01
@@ -103,20 +107,19 @@ def test_soap_trains_and_skips_what_is_not_finite():
     assert (stats["steps"], stats["skipped_steps"]) == (3, 1)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        dict(preset="paper"),
-        dict(start_step=5),
-        dict(policy="stale", refresh_schedule="front_loaded", front_period=2, front_steps=4, check_period=3),
-        dict(policy="stale", refresh_schedule="geometric", preset="paper"),
-        dict(policy="stale", refresh_schedule="geometric", refresh_growth=2),
-        dict(policy="stale", refresh_schedule="geometric", refresh_growth=3, correction_period=2),
-        dict(policy="sandwich", refresh_schedule="geometric", preset="paper", correction_period=4),
-    ],
-    ids=str,
-)
+SCHEDULES = [
+    {},
+    dict(preset="paper"),
+    dict(start_step=5),
+    dict(policy="stale", refresh_schedule="front_loaded", front_period=2, front_steps=4, check_period=3),
+    dict(policy="stale", refresh_schedule="geometric", preset="paper"),
+    dict(policy="stale", refresh_schedule="geometric", refresh_growth=2),
+    dict(policy="stale", refresh_schedule="geometric", refresh_growth=3, correction_period=2),
+    dict(policy="sandwich", refresh_schedule="geometric", preset="paper", correction_period=4),
+]
+
+
+@pytest.mark.parametrize("options", SCHEDULES, ids=str)
 def test_a_check_behind_a_condition_is_the_same_check(options, monkeypatch):
     """On a device whose clocks the host cannot see, XLA decides whether a check is due."""
     options, params = {**LIVELY, "weight_decay": 0.0, **options}, model()
@@ -133,6 +136,20 @@ def test_a_check_behind_a_condition_is_the_same_check(options, monkeypatch):
     jax.clear_caches()
     assert same(*found)
     assert foam_stats(found[0][1])["evd_calls"] > 0
+
+
+@pytest.mark.parametrize("options", SCHEDULES, ids=str)
+def test_the_condition_is_the_librarys_schedule_at_every_step(options):
+    chosen = {**LIVELY, **options}
+    config = native_config(chosen.pop("preset", None), chosen)
+    words = _native.record_fields()["has_basis"].word + 2
+    known = {"info": jnp.zeros(1, jnp.int32), "record": jnp.ones((1, 1, words), jnp.uint32)}
+    steps = np.concatenate([np.arange(1, 3000), 2**31 - np.arange(1, 50)]).astype(np.uint32)
+    due = jax.vmap(lambda step: _calls._due(config, {**known, "clock": step.reshape(1, 1)}))(steps)
+    library, answer = _library.load(), ctypes.c_int32(0)
+    for step, found in zip(steps, np.asarray(due)):
+        library.call("foam_config_check_due", ctypes.byref(config), int(step), ctypes.byref(answer))
+        assert bool(answer.value) == found, f"step {step}"
 
 
 def test_decoupled_decay_is_the_engines_up_to_one_rounding():

@@ -197,7 +197,7 @@ def test_a_recorded_run_is_plotted(command, recorded, tmp_path):
         assert f"<!-- {words}" in text, words
 
 
-def test_the_figures_show_what_was_recorded(recorded):
+def test_the_plots_show_what_was_recorded(recorded):
     from foam._runs import read_runs
 
     (run,) = read_runs(recorded)
@@ -208,7 +208,7 @@ def test_the_figures_show_what_was_recorded(recorded):
         assert 0 < factor.rate[-1] < 100
 
 
-def test_several_runs_of_the_train_example_give_a_figure_each(command, tmp_path):
+def test_several_runs_of_the_train_example_give_a_plot_each(command, tmp_path):
     rows = [
         "policy,step,param,block,axis,dim,epsilon,proxy,relative_change,alpha,gap_bound,noise_floor,eigenvalue_min,eigenvalue_max,evd_calls,branch"
     ]

@@ -2,6 +2,7 @@
 
 import csv
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -196,7 +197,7 @@ def test_matrices_of_a_factor_fit_together():
         assert caught.value.param_index == 0
 
 
-def test_the_csv_has_a_row_a_factor_for_each_call(tmp_path):
+def test_the_csv_has_a_row_per_factor_for_each_call(tmp_path):
     path = tmp_path / "stats.csv"
     with foam.Optimizer(arrays(), max_factor_dim=40, **OPTIONS) as optimizer:
         for grad in gradients(6):
@@ -305,3 +306,24 @@ def test_the_rate_of_eigendecompositions_is_a_number_from_the_start():
         stats = optimizer.stats()
         assert 0 < stats["evd_rate"] == stats["evd_calls"] / stats["checks"] <= 1
         assert all(factor["evd_rate"] == factor["evd_calls"] / factor["checks"] for factor in optimizer.factor_stats())
+
+
+def test_a_small_matrix_keeps_its_two_factors_unless_the_authors_rule_is_asked_for(root):
+    """Merged into one vector, 64 × 10 weights would have one factor of side 640, and learn worse."""
+    sides = {preset: foam.plan({"w": (64, 10)}, preset=preset).params[0].factors for preset in ("default", "reference")}
+    assert sides == {"default": ((64, 10),), "reference": ((640,),)}
+    assert foam.plan({"w": (32, 32)}).state_bytes < 64e3
+
+    sys.path.insert(0, str(root / "examples" / "python"))
+    from numpy_mlp import digits
+
+    images, labels = digits()
+    target = np.eye(10, dtype="f4")[labels]
+    weight = np.zeros((64, 10), "f4")
+    with foam.Optimizer({"w": weight}, lr=1e-2) as optimizer:
+        for _ in range(200):
+            logits = images @ weight
+            chance = np.exp(logits - logits.max(axis=1, keepdims=True))
+            chance /= chance.sum(axis=1, keepdims=True)
+            optimizer.step({"w": (images.T @ (chance - target) / len(images)).astype("f4")})
+    assert -np.log((chance * target).sum(axis=1)).mean() < 0.25

@@ -10,3 +10,25 @@ pub mod random;
 pub mod reference;
 pub mod stack;
 pub mod tensor;
+
+/// Every policy; the last has no factors.
+pub const POLICIES: [&str; 8] = [
+    "stale",
+    "foam",
+    "foam_fixed_epsilon",
+    "foam_no_refresh",
+    "diagonal_residual",
+    "foam_certified",
+    "sandwich",
+    "grafting_only",
+];
+
+/// Every policy, and refreshes and schedules of other kinds.
+pub fn policies_and_schedules() -> impl Iterator<Item = &'static str> {
+    let others = [
+        "sandwich refresh_method=qr tau=0.2",
+        "stale refresh_schedule=geometric correction_period=2",
+        "sandwich refresh_schedule=geometric correction_period=2",
+    ];
+    POLICIES.into_iter().chain(others)
+}

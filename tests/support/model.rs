@@ -206,7 +206,7 @@ impl Model {
         self.handle
     }
 
-    /// Figures of the whole optimizer.
+    /// Statistics of the whole optimizer.
     pub fn stats(&self) -> foam_stats_info {
         let size = size_of::<foam_stats_info>() as u32;
         let mut info = foam_stats_info { struct_size: size, ..Default::default() };
@@ -215,7 +215,7 @@ impl Model {
         info
     }
 
-    /// Figures of every factor, ordered by parameter, block and axis.
+    /// Statistics of every factor, ordered by parameter, block and axis.
     pub fn factors(&self) -> Vec<foam_factor_info> {
         let size = size_of::<foam_factor_info>();
         let mut count = self.stats().factors as usize;
@@ -229,7 +229,7 @@ impl Model {
         items
     }
 
-    /// Figures of one factor.
+    /// Statistics of one factor.
     pub fn factor(&self, place: Place) -> foam_factor_info {
         let all = self.factors();
         *all.iter().find(|f| (f.param_index, f.block, f.axis) == place).expect("there is such a factor")
@@ -299,8 +299,8 @@ impl Model {
     }
 
     /// Everything about the optimizer that a run determines, as text that is equal only if all of it is: the
-    /// figures without times, threads and workspace.
-    pub fn figures(&self) -> String {
+    /// statistics without times, threads and workspace.
+    pub fn statistics(&self) -> String {
         let stats = self.stats();
         let total = (stats.steps, stats.skipped_steps, stats.state_bytes_host);
         let factors: Vec<String> = self.factors().iter().map(|f| format!("{f:?}")).collect();

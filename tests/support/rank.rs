@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
-use crate::comm::{Fault, Member, World};
+use crate::comm::{BROKEN, Fault, Member, World};
 use crate::support::gpu::Gpu;
 use crate::support::model::configuration;
 use crate::support::random::Random;
@@ -398,6 +398,45 @@ pub fn step_together(each: &mut [(&mut Rank, &Grads)]) -> Result<bool, Failure> 
     each.iter_mut().for_each(|(rank, _)| rank.take_back());
     outcome(status, &error)?;
     Ok(skipped != 0)
+}
+
+/// How a rank ended that a failed collective stopped.
+#[derive(Debug)]
+pub struct Refused {
+    pub at_creation: bool,
+    pub message: String,
+}
+
+/// Two ranks, one of which has `fault` in a collective, take three steps or as many as they can. Each that is stopped
+/// says that a collective failed and what became of its parameters, keeps them unless it says that they are lost, and
+/// does nothing more: the ranks are out of step.
+pub fn until_refused(options: &str, params: &[P], hold: Hold, fault: Fault) -> Vec<Option<Refused>> {
+    let ended = ranks(2, fault, |rank, member| {
+        let refused = |at_creation, (status, message): Failure| {
+            assert_eq!(status, FOAM_COLLECTIVE_FAILED, "{fault:?}: {message}");
+            let named = message.contains(&format!("status {BROKEN}")) || message.contains("did not arrive");
+            assert!(named, "{fault:?}: {message}");
+            Some(Refused { at_creation, message })
+        };
+        let mut made = match Rank::new(options, params, hold, &values(params, 1), Some(member)) {
+            Ok(made) => made,
+            Err(failure) => return refused(true, failure),
+        };
+        for step in 0..3 {
+            let before = made.values.clone();
+            let Err(failure) = made.step(&grads(params, step), 0.01) else { continue };
+            let lost = failure.1.contains("they are lost");
+            let kept = failure.1.contains("no parameter of this rank was written");
+            assert!(lost || kept, "rank {rank}, {fault:?}: {}", failure.1);
+            assert!(lost || made.values == before, "rank {rank}, {fault:?}: {}", failure.1);
+            let (again, _) = made.step(&grads(params, step), 0.01).unwrap_err();
+            assert_eq!(again, FOAM_POISONED);
+            return refused(false, failure);
+        }
+        None
+    });
+    assert!(ended.iter().all(Option::is_some), "{hold:?} {fault:?}: {ended:?}");
+    ended
 }
 
 /// Puts a host tensor (unless it is absent) on the device.

@@ -66,5 +66,5 @@ def diagnose(
 def diagnose_one(options: Mapping[str, Any], factor: Mapping[str, Any]) -> Dict[str, str]:
     """The findings about one factor, a sentence by name."""
     found, _ = diagnose(options, [factor])
-    # "1 of 1 factors" is no news.
+    # "1 of 1 factors" says nothing.
     return {name: said.partition(": ")[2] for name, said in found.items()}

@@ -66,6 +66,14 @@ class Library:
         if status != _structs.OK:
             raise from_record(record, status)
 
+    def listed(self, name: str, kind: Any, *arguments) -> Any:
+        """The array of structs that a function fills which is asked for their number first."""
+        count, size = ctypes.c_size_t(0), ctypes.sizeof(kind)
+        self.call(name, *arguments, None, size, 0, ctypes.byref(count))
+        items = (kind * count.value)()
+        self.call(name, *arguments, items, size, count.value, ctypes.byref(count))
+        return items
+
 
 _lock = threading.Lock()
 _loaded: Optional[Library] = None

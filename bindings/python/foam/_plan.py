@@ -88,12 +88,7 @@ def blocks(specs: Sequence[ParamSpec], preset: Optional[str], options: Mapping[s
     library = _library.load()
     config = _config(preset, options)
     described, _keep = describe(specs)
-    count, size = ctypes.c_size_t(0), ctypes.sizeof(_structs.BlockInfo)
-    call = (ctypes.byref(config), described, len(specs))
-    library.call("foam_plan_blocks", *call, None, size, 0, ctypes.byref(count))
-    items = (_structs.BlockInfo * count.value)()
-    library.call("foam_plan_blocks", *call, items, size, count.value, ctypes.byref(count))
-    return items
+    return library.listed("foam_plan_blocks", _structs.BlockInfo, ctypes.byref(config), described, len(specs))
 
 
 def plan(specs: Sequence[ParamSpec], preset: Optional[str], options: Mapping[str, Any]) -> Plan:

@@ -240,10 +240,10 @@ class _Comparison:
             self._series(label, step, ours)
             self._counters(label, step, ours)
 
-    def _refreshes(self, step: int, figures: List[Dict[str, Any]]) -> None:
+    def _refreshes(self, step: int, statistics: List[Dict[str, Any]]) -> None:
         """The authors' code makes a basis at the first step and refreshes it at every period after that."""
         expected = 1 + (step - 1) // self.case.options["check_period"]
-        for ours in figures:
+        for ours in statistics:
             if ours["dim"] > self.case.options["max_precond_dim"]:
                 continue
             self.compared += 1

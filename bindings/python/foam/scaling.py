@@ -54,12 +54,7 @@ def owners(specs: Sequence[ParamSpec], ranks: int, preset: Optional[str], option
     library = _library.load()
     config = _config(preset, options)
     described, _keep = describe(specs)
-    count, size = ctypes.c_size_t(0), ctypes.sizeof(_structs.BlockInfo)
-    call = (ctypes.byref(config), described, len(specs), ranks)
-    library.call("foam_plan_owners", *call, None, size, 0, ctypes.byref(count))
-    items = (_structs.BlockInfo * count.value)()
-    library.call("foam_plan_owners", *call, items, size, count.value, ctypes.byref(count))
-    return items
+    return library.listed("foam_plan_owners", _structs.BlockInfo, ctypes.byref(config), described, len(specs), ranks)
 
 
 def scaling(

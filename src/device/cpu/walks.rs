@@ -274,21 +274,10 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::engine::plan::ParamSpec;
-    use crate::tensor::DType;
 
     fn plan(shape: &[usize], limit: i64, merge_dims: bool) -> Plan {
         let config = Config { max_factor_dim: limit, merge_dims, ..Config::reference() };
-        let spec = ParamSpec {
-            name: "w".into(),
-            shape: shape.to_vec(),
-            dtype: DType::F32,
-            lr_scale: 1.0,
-            weight_decay_scale: 1.0,
-            root: 0.0,
-            grafting_only: false,
-            shard: None,
-        };
-        Plan::new(&config, vec![spec]).unwrap()
+        Plan::new(&config, vec![ParamSpec::new("w".into(), shape.to_vec())]).unwrap()
     }
 
     #[test]

@@ -77,6 +77,31 @@ pub struct Leg {
     pub back: Vec<usize>,
 }
 
+impl Leg {
+    /// Packs bytes for a rank, behind those that it gets already.
+    fn send(&mut self, rank: usize, from: (Base, usize), bytes: usize) -> Result<()> {
+        let to = (Base::To(rank), self.out[rank]);
+        self.out[rank] += bytes;
+        add(&mut self.pack, from, to, bytes)
+    }
+
+    /// Takes bytes from where they lie `here`, or the next ones of a rank's message.
+    fn take(
+        &mut self,
+        rank: usize,
+        here: Option<(Base, usize)>,
+        to: (Base, usize),
+        bytes: usize,
+    ) -> Result<()> {
+        let from = here.unwrap_or_else(|| {
+            let from = (Base::From(rank), self.back[rank]);
+            self.back[rank] += bytes;
+            from
+        });
+        add(&mut self.unpack, from, to, bytes)
+    }
+}
+
 /// The collectives of a step that carry gradients and values.
 #[derive(Default)]
 pub struct Legs {
@@ -163,17 +188,13 @@ impl Scene<'_> {
         for owner in (0..self.size).filter(|owner| *owner != self.rank) {
             for (number, block, cuts, grad, value) in self.sharded(owner) {
                 for (base, each) in [(Base::Grad(block.param), grad), (Base::Param(block.param), value)] {
-                    let (list, end) = (&mut leg.pack, &mut leg.out[owner]);
-                    let mut added = Ok(());
                     cuts.segments(block, |segment| {
                         let source = cuts.source(segment.piece, number, owner as u32);
-                        if source as usize == self.rank && added.is_ok() {
-                            let bytes = segment.len * each;
-                            added = add(list, (base, segment.held * each), (Base::To(owner), *end), bytes);
-                            *end += bytes;
+                        if source as usize != self.rank {
+                            return Ok(());
                         }
-                    });
-                    added?;
+                        leg.send(owner, (base, segment.held * each), segment.len * each)
+                    })?;
                 }
             }
         }
@@ -185,23 +206,15 @@ impl Scene<'_> {
                     (Base::Grad(block.param), (Base::Gradients, gradient_places[place]), grad),
                     (Base::Param(block.param), (Base::Values, self.value_places[place]), value),
                 ] {
-                    let (list, end) = (&mut leg.unpack, &mut leg.back[source]);
-                    let mut added = Ok(());
                     cuts.segments(block, |segment| {
                         let sender = cuts.source(segment.piece, number, self.rank as u32) as usize;
-                        if sender != source || added.is_err() {
-                            return;
+                        if sender != source {
+                            return Ok(());
                         }
-                        let bytes = segment.len * each;
+                        let here = (source == self.rank).then_some((own, segment.held * each));
                         let to = (target.0, target.1 + segment.block * each);
-                        if source == self.rank {
-                            added = add(list, (own, segment.held * each), to, bytes);
-                        } else {
-                            added = add(list, (Base::From(source), *end), to, bytes);
-                            *end += bytes;
-                        }
-                    });
-                    added?;
+                        leg.take(source, here, to, segment.len * each)
+                    })?;
                 }
             }
         }
@@ -210,41 +223,31 @@ impl Scene<'_> {
 
     fn back(&self) -> Result<Leg> {
         let mut leg = self.leg()?;
-        let here = self.rank as u32;
+        let held_by = |cuts: &Cuts, piece: usize, rank: usize| {
+            let holders = &cuts.pieces[piece].holders;
+            holders.contains(&(rank as u32))
+        };
         for holder in (0..self.size).filter(|holder| *holder != self.rank) {
             for (number, block, cuts, _, each) in self.sharded(self.rank) {
                 let values = self.value_places[self.division.places[number]];
-                let (list, end) = (&mut leg.pack, &mut leg.out[holder]);
-                let mut added = Ok(());
                 cuts.segments(block, |segment| {
-                    let holds = cuts.pieces[segment.piece].holders.contains(&(holder as u32));
-                    if holds && added.is_ok() {
-                        let (bytes, from) = (segment.len * each, values + segment.block * each);
-                        added = add(list, (Base::Values, from), (Base::To(holder), *end), bytes);
-                        *end += bytes;
+                    if !held_by(cuts, segment.piece, holder) {
+                        return Ok(());
                     }
-                });
-                added?;
+                    leg.send(holder, (Base::Values, values + segment.block * each), segment.len * each)
+                })?;
             }
         }
         for owner in 0..self.size {
             for (number, block, cuts, _, each) in self.sharded(owner) {
-                let (list, end) = (&mut leg.unpack, &mut leg.back[owner]);
-                let mut added = Ok(());
+                let values = (owner == self.rank).then(|| self.value_places[self.division.places[number]]);
                 cuts.segments(block, |segment| {
-                    if !cuts.pieces[segment.piece].holders.contains(&here) || added.is_err() {
-                        return;
+                    if !held_by(cuts, segment.piece, self.rank) {
+                        return Ok(());
                     }
-                    let (bytes, to) = (segment.len * each, (Base::Param(block.param), segment.held * each));
-                    if owner == self.rank {
-                        let values = self.value_places[self.division.places[number]];
-                        added = add(list, (Base::Values, values + segment.block * each), to, bytes);
-                    } else {
-                        added = add(list, (Base::From(owner), *end), to, bytes);
-                        *end += bytes;
-                    }
-                });
-                added?;
+                    let here = values.map(|values| (Base::Values, values + segment.block * each));
+                    leg.take(owner, here, (Base::Param(block.param), segment.held * each), segment.len * each)
+                })?;
             }
         }
         Ok(leg)
@@ -254,21 +257,18 @@ impl Scene<'_> {
         let mut leg = self.leg()?;
         for owner in 0..self.size {
             for (block, each) in self.replicated(owner) {
-                let mut added = Ok(());
-                let end = &mut leg.back[owner];
                 rows(block, |tensor, _, len| {
                     let (own, bytes) = ((Base::Param(block.param), tensor * each), len * each);
-                    if added.is_ok() && owner == self.rank {
-                        added = add(&mut leg.pack, own, (Base::To(owner), *end), bytes);
-                    } else if added.is_ok() {
-                        added = add(&mut leg.unpack, (Base::From(owner), *end), own, bytes);
+                    if owner == self.rank {
+                        leg.send(owner, own, bytes)
+                    } else {
+                        leg.take(owner, None, own, bytes)
                     }
-                    *end += bytes;
-                });
-                added?;
+                })?;
             }
         }
-        leg.out[self.rank] = leg.back[self.rank];
+        // Of a gather, this rank's bytes come back, too.
+        leg.back[self.rank] = leg.out[self.rank];
         Ok(leg)
     }
 }
@@ -319,14 +319,21 @@ pub enum Way {
     Spread,
 }
 
+impl Legs {
+    /// One of them.
+    fn leg(&self, way: Way) -> &Leg {
+        match way {
+            Way::Bring => &self.bring,
+            Way::Back => &self.back,
+            Way::Spread => &self.spread,
+        }
+    }
+}
+
 impl Ranks {
     /// The collective of the step under way.
     pub fn leg(&self, way: Way) -> &Leg {
-        match way {
-            Way::Bring => &self.legs.bring,
-            Way::Back => &self.legs.back,
-            Way::Spread => &self.legs.spread,
-        }
+        self.legs.leg(way)
     }
 
     /// Works out the legs, if what takes part is not what took part before, and makes room for the gradients.
@@ -355,28 +362,19 @@ impl Ranks {
 
     /// Copies what goes out into the messages.
     pub fn pack(&mut self, way: Way, tensors: &Tensors) -> Result<()> {
-        let leg = match way {
-            Way::Bring => &self.legs.bring,
-            Way::Back => &self.legs.back,
-            Way::Spread => &self.legs.spread,
-        };
-        let (values, gradients) = (self.values, self.gradients);
-        let bases = Bases { tensors, values, gradients, to: &self.to, from: &self.from };
-        // SAFETY: the plan keeps every row within its tensor, its room or its message.
-        unsafe { self.comm.courier.carry(&mut leg.pack.iter().map(|each| bases.rows(each))) }
+        self.carry(|legs| &legs.leg(way).pack, tensors)
     }
 
     /// Copies what came in to where it belongs.
     pub fn unpack(&mut self, way: Way, tensors: &Tensors) -> Result<()> {
-        let leg = match way {
-            Way::Bring => &self.legs.bring,
-            Way::Back => &self.legs.back,
-            Way::Spread => &self.legs.spread,
-        };
+        self.carry(|legs| &legs.leg(way).unpack, tensors)
+    }
+
+    fn carry(&mut self, list: impl Fn(&Legs) -> &Vec<Move>, tensors: &Tensors) -> Result<()> {
         let (values, gradients) = (self.values, self.gradients);
         let bases = Bases { tensors, values, gradients, to: &self.to, from: &self.from };
-        // SAFETY: as above.
-        unsafe { self.comm.courier.carry(&mut leg.unpack.iter().map(|each| bases.rows(each))) }
+        // SAFETY: the plan keeps every row within its tensor, its room or its message.
+        unsafe { self.comm.courier.carry(&mut list(&self.legs).iter().map(|each| bases.rows(each))) }
     }
 }
 

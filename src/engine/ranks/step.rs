@@ -209,7 +209,7 @@ fn each(parties: &mut [Party], work: impl Fn(&mut Ranks, &Tensors) -> Result<()>
     })
 }
 
-/// The part of a step that writes. What fails now fails on one rank while the others have stepped: all hear of it.
+/// The part of a step that writes. What fails now fails on one rank while the others have stepped: all are informed.
 fn write(parties: &mut [Party]) -> Result<Outcome> {
     let taken = catch_unwind(AssertUnwindSafe(|| -> Result<()> {
         for party in parties.iter_mut() {

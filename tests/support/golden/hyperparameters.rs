@@ -128,7 +128,7 @@ impl Setup {
             Some("dr_shampoo") => "diagonal_residual",
             other => return Err(format!("update mode {other:?} has no counterpart here")),
         };
-        // Results do not depend on the number of threads; one a run is fastest when runs are parallel and small.
+        // Results do not depend on the number of threads; one per run is fastest when runs are parallel and small.
         let options = [("policy", policy), ("num_threads", "1")];
         let options = options.map(|(key, value)| (key.to_string(), value.to_string())).to_vec();
         Ok(Setup { preset, policy, options, exponent_multiplier: 1.0, roots_by_order: Vec::new() })

@@ -20,7 +20,6 @@ from ..errors import LibraryError
 from . import _compat, _native
 from ._options import Options
 from ._plan import Stack
-from ._stats import HAS_BASIS
 
 __all__ = ["VERBS", "Settings", "register", "step", "target", "workspace"]
 
@@ -144,7 +143,7 @@ def _due(config: Any, known: Dict[str, Any]) -> Any:
         begun = step >= first
         checked = (step == first) | ((step > first) & (_scheduled(config, step) | _corrected(config, step)))
     # A basis that should be there but is not is made at once.
-    missing = begun & jnp.any(known["record"][:, :, HAS_BASIS] == 0, axis=1)
+    missing = begun & jnp.any(known["record"][:, :, _native.record_fields()["has_basis"].word] == 0, axis=1)
     return jnp.any(took_part & (checked | missing))
 
 

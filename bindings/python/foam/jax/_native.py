@@ -11,7 +11,7 @@ import numpy as np
 from .. import _library, _structs
 from .._handle import _config as native_config
 
-__all__ = ["Buffer", "Shape", "configuration", "described", "ports", "workspace"]
+__all__ = ["Buffer", "Field", "Shape", "configuration", "described", "ports", "record_fields", "workspace"]
 
 #: The library's element types of state buffers, by DLPack code and bits.
 _DTYPES = {
@@ -28,6 +28,16 @@ class Buffer(NamedTuple):
     dtype: str
     #: Its shape for one block.
     shape: Tuple[int, ...]
+
+
+class Field(NamedTuple):
+    """One number of a factor's record."""
+
+    #: Its first word of 32 bits, and their number.
+    word: int
+    words: int
+    #: How NumPy reads them.
+    dtype: str
 
 
 class Shape(NamedTuple):
@@ -57,14 +67,11 @@ def described(
     library = _library.load()
     config = native_config(preset, dict(given))
     stack, _keep = shape.stack(1)
-    count, size = ctypes.c_size_t(0), ctypes.sizeof(_structs.StackBuffer)
     call = (ctypes.byref(config), ctypes.byref(stack))
-    library.call("foam_stack_layout", *call, None, size, 0, ctypes.byref(count))
-    items = (_structs.StackBuffer * count.value)()
-    library.call("foam_stack_layout", *call, items, size, count.value, ctypes.byref(count))
+    items = library.listed("foam_stack_layout", _structs.StackBuffer, *call)
     found: List[Buffer] = []
     values: Dict[str, np.ndarray] = {}
-    tensors = (_structs.Tensor * count.value)()
+    tensors = (_structs.Tensor * len(items))()
     for item, tensor in zip(items, tensors):
         whole = tuple(item.shape[: item.ndim])
         buffer = Buffer(item.name.decode(), _DTYPES[item.dtype.code, item.dtype.bits], whole[1:])
@@ -73,7 +80,7 @@ def described(
         tensor.data, tensor.ndim, tensor.dtype = values[buffer.name].ctypes.data, item.ndim, item.dtype
         tensor.device = _structs.Device(_structs.DEVICE_CPU, 0)
         tensor.shape = ctypes.cast(item.shape, ctypes.POINTER(ctypes.c_int64))
-    library.call("foam_stack_reset", *call, tensors, count.value)
+    library.call("foam_stack_reset", *call, tensors, len(items))
     return tuple(found), {name: value[0] for name, value in values.items()}
 
 
@@ -89,14 +96,19 @@ def ports(options: str, shape: Shape, verb: int, with_params: bool) -> Tuple[Tup
     library = _library.load()
     config = configuration(options)
     stack, _keep = shape.stack(1)
-    count, size = ctypes.c_size_t(0), ctypes.sizeof(_structs.StackPort)
     call = (ctypes.byref(config), ctypes.byref(stack), verb, int(with_params))
-    library.call("foam_stack_ports", *call, None, size, 0, ctypes.byref(count))
-    items = (_structs.StackPort * count.value)()
-    library.call("foam_stack_ports", *call, items, size, count.value, ctypes.byref(count))
+    items = library.listed("foam_stack_ports", _structs.StackPort, *call)
     read = tuple(item.name.decode() for item in items if item.flags == _structs.PORT_READ)
     written = tuple(item.name.decode() for item in items if item.flags == _structs.PORT_WRITTEN)
     return read, tuple(name for name in written if name != "workspace")
+
+
+@functools.lru_cache(maxsize=None)
+def record_fields() -> Dict[str, Field]:
+    """What a factor's record holds, by name, in the order of its words: reals first, then whole numbers."""
+    items = _library.load().listed("foam_record_fields", _structs.RecordField)
+    dtypes = {_structs.RECORD_REAL: "<f8", _structs.RECORD_WHOLE: "<i8"}
+    return {item.name.decode(): Field(item.word, item.words, dtypes[item.kind]) for item in items}
 
 
 @functools.lru_cache(maxsize=None)

@@ -12,56 +12,16 @@ from .. import _structs
 from .._csv import append_snapshot
 from .._diagnosis import diagnose, merged
 from ..errors import InvalidArgumentError
+from ._native import record_fields
 from ._state import ScaleByFoamState
 
 __all__ = ["foam_stats", "foam_stats_csv"]
 
-#: The reals and the counters of a record, in the order of ``src/preconditioner/mod.rs``.
-GAUGES = (
-    "epsilon",
-    "proxy",
-    "max_proxy",
-    "relative_change",
-    "alpha",
-    "gap_bound",
-    "residual",
-    "noise_floor",
-    "eigenvalue_min",
-    "eigenvalue_max",
-    "kappa",
-    "orthogonality",
-)
-COUNTERS = (
-    "branch",
-    "has_basis",
-    "last_refresh",
-    "last_check",
-    "checks",
-    "evd_calls",
-    "reuse_calls",
-    "proxy_calls",
-    "epsilon_updates",
-    "cap_refreshes",
-    "residual_calls",
-    "failed_evds",
-    "fallback_double",
-    "fallback_svd",
-    "fallback_stale",
-    "bound_exceeded",
-    "bound_average",
-    "bound_spectral",
-    "bound_sandwich",
-    "qr_steps",
-    "qr_refreshes",
-    "qr_fallbacks",
-)
-_TOTALS = COUNTERS[4:]
-
 #: Options that belong to a machine: what was found does not depend on them.
 _UNJUDGED = ("device", "num_threads")
 
-#: The word of a record that is not 0 once there is a basis.
-HAS_BASIS = 2 * (len(GAUGES) + COUNTERS.index("has_basis"))
+#: Fields of a record that are no counters of a run.
+_UNCOUNTED = ("last_branch", "has_basis", "last_refresh", "last_check")
 
 #: Bits of ``info``.
 NO_PART, NOT_FINITE, OVERFLOWED, FELL_BACK = 1, 2, 4, 8
@@ -91,8 +51,9 @@ def foam_stats(state: Any) -> Dict[str, Any]:
         "params": sum(len(part.names) for part in parts),
         "blocks": sum(part.blocks for part in parts),
     }
-    for name in _TOTALS:
-        found[name] = sum(factor[name] for factor in factors)
+    for name, field in record_fields().items():
+        if field.dtype == "<i8" and name not in _UNCOUNTED:
+            found[name] = sum(factor[name] for factor in factors)
     found["evd_rate"] = _rate(found)
     judged = [part.judge() for part in parts]
     found["findings"] = merged([findings for findings, _ in judged], "state")
@@ -104,7 +65,7 @@ def foam_stats(state: Any) -> Dict[str, Any]:
 
 
 def foam_stats_csv(path: Any, state: Any) -> None:
-    """Appends one row a factor to a CSV file, with the step: call it every so often outside of the compiled step,
+    """Appends one row per factor to a CSV file, with the step: call it every so often outside of the compiled step,
     then run ``python -m foam plot`` on the file. The file is made with a header at the first call.
     """
     parts = [_Reader(part) for part in _states(state)]
@@ -182,16 +143,14 @@ class _Reader:
 
 def _factors(name: str, place: List[int], stack: Dict[str, Any], words: Any, replica: int) -> Iterator[Dict[str, Any]]:
     for axis, side in enumerate(stack["dims"]):
-        gauges = words[axis, : 2 * len(GAUGES)].view("<f8")
-        counters = words[axis, 2 * len(GAUGES) :].view("<i8")
         statistics: Dict[str, Any] = {"param": name, "param_index": place[0], "block": place[1], "axis": axis, "dim": side}
         statistics.update(root=stack["root"], epsilon_base=stack["epsilon_base"][axis], replica=replica)
-        statistics.update(zip(GAUGES, map(float, gauges)))
+        for field, (word, count, dtype) in record_fields().items():
+            statistics[field] = words[axis, word : word + count].view(dtype)[0].item()
         ratio, largest = stack["epsilon_ratio"][axis], statistics["eigenvalue_max"]
         if ratio and largest > 0:
             statistics["epsilon_base"] = max(ratio * largest, 2.0**-120)
-        statistics.update(zip(COUNTERS, map(int, counters)))
-        statistics["branch"] = _structs.BRANCHES[statistics["branch"]]
+        statistics["branch"] = _structs.BRANCHES[statistics.pop("last_branch")]
         statistics["has_basis"] = bool(statistics["has_basis"])
         statistics["evd_rate"] = _rate(statistics)
         yield statistics
