@@ -7,8 +7,10 @@ use crate::window::Uninit;
 pub struct Config {
     /// `mode`: `eager`, or `deferred` to run queued work late and in a random legal order.
     pub deferred: bool,
-    /// `seed` of that order.
+    /// `seed` of that order and of the errors of eigensolvers.
     pub seed: u64,
+    /// `evd_noise`: errors of eigensolvers, in machine epsilons of the largest eigenvalue; 0 makes none.
+    pub evd_noise: f64,
     /// `devices`: how many to report.
     pub devices: i32,
     /// `capability`: such as `8.0`.
@@ -38,6 +40,7 @@ impl Default for Config {
         Config {
             deferred: false,
             seed: 1,
+            evd_noise: 8.0,
             devices: 1,
             capability: (8, 0),
             driver: 12090,
@@ -54,9 +57,10 @@ impl Default for Config {
 }
 
 /// The keys of [`Config::set`].
-pub const KEYS: [&str; 13] = [
+pub const KEYS: [&str; 14] = [
     "mode",
     "seed",
+    "evd_noise",
     "devices",
     "capability",
     "driver",
@@ -100,6 +104,7 @@ impl Config {
                 matches!(value, "eager" | "deferred")
             }
             "seed" => into(&mut self.seed, value),
+            "evd_noise" => into(&mut self.evd_noise, value) && self.evd_noise >= 0.0,
             "devices" => into(&mut self.devices, value),
             "capability" => match value.split_once('.') {
                 Some((major, minor)) => {
