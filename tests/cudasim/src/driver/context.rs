@@ -42,13 +42,13 @@ impl Sim {
         let gone: Vec<u64> =
             self.streams.live.iter().filter(|(_, s)| s.context == handle).map(|(h, _)| *h).collect();
         self.pending.retain(|_, stream| !gone.contains(stream));
-        self.streams.live.retain(|_, s| s.context != handle);
-        self.events.live.retain(|_, e| e.context != handle);
+        self.streams.retain(|s| s.context != handle);
+        self.events.retain(|e| e.context != handle);
         self.captures.retain(|origin, _| !gone.contains(origin));
-        self.graphs.live.retain(|_, g| g.context != handle);
-        self.execs.live.retain(|_, g| g.context != handle);
-        self.modules.live.retain(|_, m| m.context != handle);
-        self.functions.live.retain(|_, f| f.context != handle);
+        self.graphs.retain(|g| g.context != handle);
+        self.execs.retain(|g| g.context != handle);
+        self.modules.retain(|m| m.context != handle);
+        self.functions.retain(|f| f.context != handle);
         self.contexts.remove(handle)?;
         Ok(())
     }
