@@ -4,7 +4,7 @@
 //! recognised, and one to freed memory until the address is used again: as an allocator's, those of equal size are,
 //! the one freed last first.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use libc::c_void;
 
@@ -22,6 +22,15 @@ pub enum Place {
     Pinned,
     /// The caller's host memory, registered.
     Registered,
+    /// Managed memory: host and every device reach it at one address.
+    Managed,
+}
+
+impl Place {
+    /// Whether the host reaches it at its address.
+    pub fn is_of_host(self) -> bool {
+        !matches!(self, Place::Device | Place::Module)
+    }
 }
 
 /// One allocation, live or freed.
@@ -56,7 +65,7 @@ impl Alloc {
                 // SAFETY: allocated in `bytes_for` with this layout, and released once.
                 unsafe { std::alloc::dealloc(self.bytes, layout(self.size)) };
             }
-            Place::Pinned => {
+            Place::Pinned | Place::Managed => {
                 // SAFETY: the mapping is ours; it stays reserved, so a late use by the host faults.
                 unsafe {
                     let length = page_round(self.size);
@@ -76,6 +85,7 @@ impl Alloc {
             Place::Module => "module variable",
             Place::Pinned => "pinned allocation",
             Place::Registered => "registered range",
+            Place::Managed => "managed allocation",
         };
         format!("{kind} #{} ({} bytes at {:#x})", self.number, self.size, self.base)
     }
@@ -112,6 +122,8 @@ pub struct Store {
     /// The most bytes ever in use over all devices.
     pub peak: u64,
     numbers: u64,
+    /// Contexts that may reach the device memory of another one: the first of each pair reaches that of the second.
+    pub peers: HashSet<(u64, u64)>,
     /// Whether addresses are used again.
     pub reuse: bool,
     /// Freed addresses, by device (none for page-locked memory) and rounded size.
@@ -186,8 +198,8 @@ impl Store {
         Ok(base)
     }
 
-    /// Takes page-locked host memory, readable and writable by the host.
-    pub fn pin(&mut self, size: usize, context: u64, device: usize) -> Result<u64> {
+    /// Takes page-locked or managed memory, readable and writable by the host.
+    pub fn take_host(&mut self, size: usize, context: u64, device: usize, place: Place) -> Result<u64> {
         let length = page_round(size);
         if let Some(base) = self.again(None, length as u64) {
             // SAFETY: a mapping of ours of this length, which nobody uses.
@@ -196,7 +208,7 @@ impl Store {
             if status != 0 {
                 refuse!(OutOfMemory, "the host has no {size} bytes to pin");
             }
-            self.insert(base, size, context, device, Place::Pinned, base as *mut u8, Vec::new());
+            self.insert(base, size, context, device, place, base as *mut u8, Vec::new());
             return Ok(base);
         }
         // SAFETY: a fresh private mapping.
@@ -207,7 +219,7 @@ impl Store {
         if base == libc::MAP_FAILED {
             refuse!(OutOfMemory, "the host has no {size} bytes to pin");
         }
-        self.insert(base as u64, size, context, device, Place::Pinned, base.cast(), Vec::new());
+        self.insert(base as u64, size, context, device, place, base.cast(), Vec::new());
         Ok(base as u64)
     }
 
@@ -257,7 +269,9 @@ impl Store {
                 alloc.name()
             ),
             Some(alloc)
-                if alloc.context != context && !matches!(alloc.place, Place::Pinned | Place::Registered) =>
+                if alloc.context != context
+                    && !alloc.place.is_of_host()
+                    && !self.peers.contains(&(context, alloc.context)) =>
             {
                 format!("address {address:#x} is in the {} of another context", alloc.name())
             }
@@ -321,7 +335,7 @@ impl Store {
             Place::Registered => {
                 self.allocs.remove(&address);
             }
-            Place::Pinned => {
+            Place::Pinned | Place::Managed => {
                 self.freed.entry((None, page_round(size) as u64)).or_default().push(address);
             }
         }
