@@ -7,7 +7,8 @@ use std::ffi::{CString, c_void};
 use std::process::Command;
 
 /// Runs this very test again in a process that finds the simulator, with queued work run at once and then in random
-/// order; inside that process runs `body`.
+/// order; inside that process runs `body`. The first of several runs uses handles and addresses again, as a driver does,
+/// so that a stale identity shows; the last does not, so that every use after free is told.
 pub fn simulated(body: impl Fn()) {
     simulated_with(&["eager", "deferred"], &[], body);
 }
@@ -22,6 +23,7 @@ pub fn simulated_with(modes: &[&str], knobs: &[(&str, &str)], body: impl Fn()) {
         command.args([&*name, "--exact", "--nocapture", "--test-threads=1"]);
         command.env("FOAM_SIMULATED", "1").env("CUDASIM_MODE", mode).env("CUDASIM_STRICT", "1");
         command.env("CUDASIM_SEED", (7 + number).to_string());
+        command.env("CUDASIM_REUSE", if number > 0 && number + 1 == modes.len() { "0" } else { "1" });
         cudasim::simulate(&mut command).envs(knobs.iter().copied());
         let output = command.output().expect("the test's program runs");
         let text = String::from_utf8_lossy(&output.stdout);

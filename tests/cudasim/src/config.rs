@@ -7,8 +7,14 @@ use crate::window::Uninit;
 pub struct Config {
     /// `mode`: `eager`, or `deferred` to run queued work late and in a random legal order.
     pub deferred: bool,
-    /// `seed` of that order.
+    /// `seed` of that order, of the order of thread blocks, and of the errors of eigensolvers.
     pub seed: u64,
+    /// `evd_noise`: errors of eigensolvers, in machine epsilons of the largest eigenvalue; 0 makes none.
+    pub evd_noise: f64,
+    /// `blocks`: `shuffled`, or `ordered` to run thread blocks and warps by their numbers.
+    pub shuffled: bool,
+    /// `reuse`: `0` never uses a handle or an address again, so that every use after its end is told.
+    pub reuse: bool,
     /// `devices`: how many to report.
     pub devices: i32,
     /// `capability`: such as `8.0`.
@@ -38,6 +44,9 @@ impl Default for Config {
         Config {
             deferred: false,
             seed: 1,
+            evd_noise: 8.0,
+            shuffled: true,
+            reuse: true,
             devices: 1,
             capability: (8, 0),
             driver: 12090,
@@ -54,9 +63,12 @@ impl Default for Config {
 }
 
 /// The keys of [`Config::set`].
-pub const KEYS: [&str; 13] = [
+pub const KEYS: [&str; 16] = [
     "mode",
     "seed",
+    "evd_noise",
+    "blocks",
+    "reuse",
     "devices",
     "capability",
     "driver",
@@ -100,6 +112,12 @@ impl Config {
                 matches!(value, "eager" | "deferred")
             }
             "seed" => into(&mut self.seed, value),
+            "blocks" => {
+                self.shuffled = value == "shuffled";
+                matches!(value, "shuffled" | "ordered")
+            }
+            "reuse" => flag(&mut self.reuse, value),
+            "evd_noise" => into(&mut self.evd_noise, value) && self.evd_noise >= 0.0,
             "devices" => into(&mut self.devices, value),
             "capability" => match value.split_once('.') {
                 Some((major, minor)) => {

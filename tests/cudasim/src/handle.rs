@@ -1,4 +1,5 @@
-//! Opaque handles: numbers that no address can be, tagged with what they stand for, never used twice.
+//! Opaque handles: numbers that no address can be, tagged with what they stand for. As pointers of a real driver, they
+//! are used again: the handle that was freed last is given out first.
 
 use std::collections::BTreeMap;
 
@@ -28,6 +29,9 @@ const BASE: u64 = 0xf0a0_0000_0000_0000;
 pub struct Table<T> {
     tag: Tag,
     next: u64,
+    freed: Vec<u64>,
+    /// Whether handles are used again.
+    pub reuse: bool,
     /// The live objects by handle.
     pub live: BTreeMap<u64, T>,
 }
@@ -35,13 +39,15 @@ pub struct Table<T> {
 impl<T> Table<T> {
     /// An empty table.
     pub fn new(tag: Tag) -> Table<T> {
-        Table { tag, next: 0, live: BTreeMap::new() }
+        Table { tag, next: 0, freed: Vec::new(), reuse: true, live: BTreeMap::new() }
     }
 
     /// Adds an object.
     pub fn add(&mut self, object: T) -> u64 {
-        self.next += 1;
-        let handle = BASE | (self.tag as u64) << 40 | self.next << 8;
+        let handle = self.freed.pop().filter(|_| self.reuse).unwrap_or_else(|| {
+            self.next += 1;
+            BASE | (self.tag as u64) << 40 | self.next << 8
+        });
         self.live.insert(handle, object);
         handle
     }
@@ -60,9 +66,24 @@ impl<T> Table<T> {
     /// Takes an object out.
     pub fn remove(&mut self, handle: u64) -> Result<T> {
         match self.live.remove(&handle) {
-            Some(object) => Ok(object),
+            Some(object) => {
+                self.freed.push(handle);
+                Ok(object)
+            }
             None => refuse!(InvalidHandle, "{}", self.explain(handle)),
         }
+    }
+
+    /// Takes out the objects that `keep` does not want.
+    pub fn retain(&mut self, keep: impl Fn(&T) -> bool) {
+        let freed = &mut self.freed;
+        self.live.retain(|handle, object| {
+            let stays = keep(object);
+            if !stays {
+                freed.push(*handle);
+            }
+            stays
+        });
     }
 
     fn explain(&self, handle: u64) -> String {

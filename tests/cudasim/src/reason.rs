@@ -55,6 +55,12 @@ pub enum Kind {
     CaptureImplicit,
     /// A query of an event that was recorded in a capture.
     CapturedEvent,
+    /// Peer access that the devices do not have.
+    PeerUnsupported,
+    /// Peer access that was enabled already.
+    PeerEnabled,
+    /// Peer access that was not enabled.
+    PeerNotEnabled,
     /// A workspace smaller than what the size query said.
     Workspace,
     /// Two accesses to the same bytes with nothing that orders them; reported, never returned.
@@ -127,6 +133,9 @@ impl Kind {
             Kind::InvalidDevice => 101,
             Kind::InvalidContext => 201,
             Kind::NoBinary => 209,
+            Kind::PeerUnsupported => 217,
+            Kind::PeerEnabled => 704,
+            Kind::PeerNotEnabled => 705,
             Kind::InvalidPtx => 218,
             Kind::PtxVersion => 222,
             Kind::InvalidHandle => 400,

@@ -122,6 +122,13 @@ impl Random {
         self.0 ^= self.0 << 17;
         if n == 0 { 0 } else { (self.0 >> 11) % n }
     }
+
+    /// Puts a list in random order.
+    pub fn shuffle<T>(&mut self, list: &mut [T]) {
+        for last in (1..list.len()).rev() {
+            list.swap(last, self.below(last as u64 + 1) as usize);
+        }
+    }
 }
 
 impl Sim {
@@ -256,7 +263,7 @@ impl Sim {
         let Some(op) = stream.queue.pop_front() else { return };
         let context = stream.context;
         if !stream.alive && stream.queue.is_empty() {
-            self.streams.live.remove(&handle);
+            let _ = self.streams.remove(handle);
         }
         self.pending.remove(&op.id);
         if self.contexts.live.get(&context).is_none_or(|c| c.sticky.is_some()) {

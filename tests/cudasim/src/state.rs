@@ -188,6 +188,18 @@ impl Sim {
         self.reasons.quiet = self.config.quiet;
         self.reasons.abort = self.config.abort;
         self.random = Random::new(self.config.seed);
+        let reuse = self.config.reuse;
+        self.store.reuse = reuse;
+        self.contexts.reuse = reuse;
+        self.streams.reuse = reuse;
+        self.events.reuse = reuse;
+        self.modules.reuse = reuse;
+        self.functions.reuse = reuse;
+        self.blas.reuse = reuse;
+        self.solvers.reuse = reuse;
+        self.params.reuse = reuse;
+        self.graphs.reuse = reuse;
+        self.execs.reuse = reuse;
     }
 
     /// Refuses if `cuInit` was not called.

@@ -1,9 +1,12 @@
 //! Device memory: allocations at addresses that the host cannot touch, with the bytes kept elsewhere.
 //!
-//! Addresses are handed out from PROT_NONE reservations and are never used twice, so that a pointer past
-//! the end or to freed memory is always recognised.
+//! Addresses are handed out from PROT_NONE reservations, with gaps, so that a pointer past the end is always
+//! recognised, and one to freed memory until the address is used again: as an allocator's, those of equal size are,
+//! the one freed last first.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use libc::c_void;
 
 use crate::bits;
 use crate::reason::{Result, refuse};
@@ -19,6 +22,15 @@ pub enum Place {
     Pinned,
     /// The caller's host memory, registered.
     Registered,
+    /// Managed memory: host and every device reach it at one address.
+    Managed,
+}
+
+impl Place {
+    /// Whether the host reaches it at its address.
+    pub fn is_of_host(self) -> bool {
+        !matches!(self, Place::Device | Place::Module)
+    }
 }
 
 /// One allocation, live or freed.
@@ -53,7 +65,7 @@ impl Alloc {
                 // SAFETY: allocated in `bytes_for` with this layout, and released once.
                 unsafe { std::alloc::dealloc(self.bytes, layout(self.size)) };
             }
-            Place::Pinned => {
+            Place::Pinned | Place::Managed => {
                 // SAFETY: the mapping is ours; it stays reserved, so a late use by the host faults.
                 unsafe {
                     let length = page_round(self.size);
@@ -73,6 +85,7 @@ impl Alloc {
             Place::Module => "module variable",
             Place::Pinned => "pinned allocation",
             Place::Registered => "registered range",
+            Place::Managed => "managed allocation",
         };
         format!("{kind} #{} ({} bytes at {:#x})", self.number, self.size, self.base)
     }
@@ -109,6 +122,12 @@ pub struct Store {
     /// The most bytes ever in use over all devices.
     pub peak: u64,
     numbers: u64,
+    /// Contexts that may reach the device memory of another one: the first of each pair reaches that of the second.
+    pub peers: HashSet<(u64, u64)>,
+    /// Whether addresses are used again.
+    pub reuse: bool,
+    /// Freed addresses, by device (none for page-locked memory) and rounded size.
+    freed: HashMap<(Option<usize>, u64), Vec<u64>>,
 }
 
 impl Store {
@@ -142,7 +161,18 @@ impl Store {
         Ok(base)
     }
 
+    /// The address of this size that was freed last.
+    fn again(&mut self, device: Option<usize>, rounded: u64) -> Option<u64> {
+        if !self.reuse {
+            return None;
+        }
+        self.freed.get_mut(&(device, rounded))?.pop()
+    }
+
     fn address(&mut self, rounded: u64, device: usize) -> Result<u64> {
+        if let Some(base) = self.again(Some(device), rounded) {
+            return Ok(base);
+        }
         let need = rounded + GAP;
         if let Some(region) = self.regions.iter_mut().find(|r| r.device == device && r.end - r.next >= need) {
             region.next += need;
@@ -168,24 +198,28 @@ impl Store {
         Ok(base)
     }
 
-    /// Takes page-locked host memory, readable and writable by the host.
-    pub fn pin(&mut self, size: usize, context: u64, device: usize) -> Result<u64> {
+    /// Takes page-locked or managed memory, readable and writable by the host.
+    pub fn take_host(&mut self, size: usize, context: u64, device: usize, place: Place) -> Result<u64> {
+        let length = page_round(size);
+        if let Some(base) = self.again(None, length as u64) {
+            // SAFETY: a mapping of ours of this length, which nobody uses.
+            let status =
+                unsafe { libc::mprotect(base as *mut c_void, length, libc::PROT_READ | libc::PROT_WRITE) };
+            if status != 0 {
+                refuse!(OutOfMemory, "the host has no {size} bytes to pin");
+            }
+            self.insert(base, size, context, device, place, base as *mut u8, Vec::new());
+            return Ok(base);
+        }
         // SAFETY: a fresh private mapping.
         let base = unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            libc::mmap(
-                std::ptr::null_mut(),
-                page_round(size),
-                libc::PROT_READ | libc::PROT_WRITE,
-                flags,
-                -1,
-                0,
-            )
+            libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
         };
         if base == libc::MAP_FAILED {
             refuse!(OutOfMemory, "the host has no {size} bytes to pin");
         }
-        self.insert(base as u64, size, context, device, Place::Pinned, base.cast(), Vec::new());
+        self.insert(base as u64, size, context, device, place, base.cast(), Vec::new());
         Ok(base as u64)
     }
 
@@ -235,7 +269,9 @@ impl Store {
                 alloc.name()
             ),
             Some(alloc)
-                if alloc.context != context && !matches!(alloc.place, Place::Pinned | Place::Registered) =>
+                if alloc.context != context
+                    && !alloc.place.is_of_host()
+                    && !self.peers.contains(&(context, alloc.context)) =>
             {
                 format!("address {address:#x} is in the {} of another context", alloc.name())
             }
@@ -290,12 +326,18 @@ impl Store {
         let (size, device, place) = (alloc.size, alloc.device, alloc.place);
         alloc.release();
         match place {
-            Place::Device | Place::Module => self.used[device] -= (size as u64).div_ceil(512) * 512,
+            Place::Device | Place::Module => {
+                let rounded = (size as u64).div_ceil(512) * 512;
+                self.used[device] -= rounded;
+                self.freed.entry((Some(device), rounded)).or_default().push(address);
+            }
             // The same range may be registered again.
             Place::Registered => {
                 self.allocs.remove(&address);
             }
-            Place::Pinned => {}
+            Place::Pinned | Place::Managed => {
+                self.freed.entry((None, page_round(size) as u64)).or_default().push(address);
+            }
         }
         Ok(size)
     }

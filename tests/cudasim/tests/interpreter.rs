@@ -141,7 +141,8 @@ fn reductions_with_shared_memory_and_shuffles() {
 
 #[test]
 fn atomics_of_all_types() {
-    let mut gpu = Gpu::new();
+    // One of them keeps the number of the thread that comes first.
+    let mut gpu = Gpu::with(&[("blocks", "ordered")]);
     let kernel = gpu.kernel(REDUCE, "atomics");
     let u = gpu.upload(&[0u32, 0, 0, 7, 0, 0]);
     let (w, f, d, s) =

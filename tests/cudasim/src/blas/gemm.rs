@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use libc::{c_int, c_longlong, c_void};
 
-use super::handle::Scalar;
+use super::handle::{BlasHandle, Scalar};
+use super::product::Arithmetic;
 use crate::boundary::blas;
 use crate::matrix::{Matrix, Part, Real};
 use crate::reason::{Result, refuse};
@@ -54,6 +55,7 @@ struct Product {
     c: Matrix,
     transpose: (bool, bool),
     k: usize,
+    arithmetic: Arithmetic,
 }
 
 impl Product {
@@ -70,23 +72,14 @@ impl Product {
             let a = self.a.load(&mut stage.window, Part::All)?;
             let b = self.b.load(&mut stage.window, Part::All)?;
             let a = if self.transpose.0 { transpose(&a, k, m) } else { a };
-            for j in 0..n {
-                let column = &mut c[j * m..(j + 1) * m];
-                for l in 0..k {
-                    let factor = if self.transpose.1 { b[l * n + j] } else { b[j * k + l] };
-                    for (out, value) in column.iter_mut().zip(&a[l * m..(l + 1) * m]) {
-                        *out += value * factor;
-                    }
-                }
-            }
+            let flip = self.transpose.1;
+            let b = |l: usize, j: usize| if flip { b[l * n + j] } else { b[j * k + l] };
+            c = self.arithmetic.multiply((m, n, k), &a, b);
         }
         // With beta 0 the old result is not read, NaN or not.
         let old = if beta == 0.0 { None } else { Some(self.c.load(&mut stage.window, Part::All)?) };
         for (i, value) in c.iter_mut().enumerate() {
-            *value *= alpha;
-            if let Some(old) = &old {
-                *value += beta * old[i];
-            }
+            *value = self.arithmetic.combine(*value, alpha, old.as_ref().map(|old| (beta, old[i])));
         }
         self.c.store(&mut stage.window, Part::All, &c)
     }
@@ -116,10 +109,12 @@ struct Call {
     alpha: *const c_void,
     beta: *const c_void,
     scalars: Real,
+    /// The `cublasComputeType_t`, where the routine takes one.
+    compute: Option<c_int>,
 }
 
 impl Call {
-    fn product(&self) -> Result<Product> {
+    fn product(&self, handle: &BlasHandle, capability: (i32, i32)) -> Result<Product> {
         let transpose = (transposed(self.ops.0, "transa")?, transposed(self.ops.1, "transb")?);
         let (m, n, k) = (size(self.dims.0, "m")?, size(self.dims.1, "n")?, size(self.dims.2, "k")?);
         let shape = |flip: bool, rows: usize, cols: usize| if flip { (cols, rows) } else { (rows, cols) };
@@ -131,22 +126,25 @@ impl Call {
             c: matrix(self.c.0, m, n, self.c.1, self.c.2, "C")?,
             transpose,
             k,
+            arithmetic: match self.compute {
+                None => Arithmetic::of_routine(self.a.2, handle.math, capability),
+                Some(compute) => Arithmetic::of_compute(self.a.2, compute, handle.math, capability),
+            },
         })
     }
 
-    fn scalars(&self, sim: &mut Sim, handle: u64) -> Result<(Scalar, Scalar)> {
-        let found = sim.blas_handle(handle)?;
-        let alpha = sim.scalar(&found, self.alpha, self.scalars, "alpha")?;
-        let beta = sim.scalar(&found, self.beta, self.scalars, "beta")?;
+    fn scalars(&self, sim: &mut Sim, handle: &BlasHandle) -> Result<(Scalar, Scalar)> {
+        let alpha = sim.scalar(handle, self.alpha, self.scalars, "alpha")?;
+        let beta = sim.scalar(handle, self.beta, self.scalars, "beta")?;
         Ok((alpha, beta))
     }
 
     /// Batched by strides; a single product is a batch of one.
     fn strided(&self, sim: &mut Sim, handle: u64, name: &str, strides: [i64; 3], batch: i64) -> Result {
-        let product = self.product()?;
-        let batch = size(batch, "batchCount")?;
-        let (alpha, beta) = self.scalars(sim, handle)?;
         let found = sim.blas_handle(handle)?;
+        let product = self.product(&found, sim.config.capability)?;
+        let batch = size(batch, "batchCount")?;
+        let (alpha, beta) = self.scalars(sim, &found)?;
         if batch > 1 && product.c.rows > 0 && product.c.cols > 0 {
             let span = (product.c.extent() / product.c.real.size()) as i64;
             // Columns of C may interleave, but no two products may write one element.
@@ -174,10 +172,10 @@ impl Call {
 
     /// Batched by arrays of pointers in device memory.
     fn pointers(&self, sim: &mut Sim, handle: u64, name: &str, batch: i64) -> Result {
-        let product = self.product()?;
-        let batch = size(batch, "batchCount")?;
-        let (alpha, beta) = self.scalars(sim, handle)?;
         let found = sim.blas_handle(handle)?;
+        let product = self.product(&found, sim.config.capability)?;
+        let batch = size(batch, "batchCount")?;
+        let (alpha, beta) = self.scalars(sim, &found)?;
         let lists = [product.a.address, product.b.address, product.c.address];
         let run: Run = Arc::new(move |stage| {
             let (alpha, beta) = (alpha.value(stage)?, beta.value(stage)?);
@@ -234,6 +232,7 @@ macro_rules! gemm {
                     alpha,
                     beta,
                     scalars: $real,
+                    compute: None,
                 };
                 call.strided(sim, handle, stringify!($plain), [0; 3], 1)
             })
@@ -271,6 +270,7 @@ macro_rules! gemm {
                     alpha,
                     beta,
                     scalars: $real,
+                    compute: None,
                 };
                 call.strided(sim, handle, stringify!($strided), [stride_a, stride_b, stride_c], batch.into())
             })
@@ -305,6 +305,7 @@ macro_rules! gemm {
                     alpha,
                     beta,
                     scalars: $real,
+                    compute: None,
                 };
                 call.pointers(sim, handle, stringify!($pointers), batch.into())
             })
@@ -362,6 +363,7 @@ macro_rules! gemm_ex {
                     alpha,
                     beta,
                     scalars: scalar_type(compute)?,
+                    compute: Some(compute),
                 };
                 call.strided(sim, handle, stringify!($plain), [0; 3], 1)
             })
@@ -404,6 +406,7 @@ macro_rules! gemm_ex {
                     alpha,
                     beta,
                     scalars: scalar_type(compute)?,
+                    compute: Some(compute),
                 };
                 call.strided(sim, handle, stringify!($strided), [stride_a, stride_b, stride_c], batch.into())
             })

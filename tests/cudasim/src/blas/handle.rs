@@ -190,10 +190,14 @@ pub extern "C" fn cublasGetPointerMode_v2(handle: u64, out: *mut c_int) -> c_int
     })
 }
 
-/// The mode is kept; every product is computed in f64 whatever it is.
+/// The mode holds for the products that are enqueued from now on; see `product::Arithmetic`.
 #[unsafe(no_mangle)]
 pub extern "C" fn cublasSetMathMode(handle: u64, mode: c_int) -> c_int {
     blas("cublasSetMathMode", |sim| {
+        // A mode, and the flag that forbids reductions in less than the compute type.
+        if !matches!(mode & !16, 0..=4) {
+            refuse!(InvalidValue, "math mode {mode} is unknown");
+        }
         sim.blas.get(handle)?.math = mode;
         Ok(())
     })

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use libc::{c_int, c_void};
 
 use super::gemm::{matrix, size, transpose, transposed};
+use super::product::Arithmetic;
 use crate::boundary::blas;
 use crate::matrix::{Matrix, Part, Real};
 use crate::reason::{Result, refuse};
@@ -35,6 +36,7 @@ fn syrk(
     let found = sim.blas_handle(handle)?;
     let alpha = sim.scalar(&found, alpha, real, "alpha")?;
     let beta = sim.scalar(&found, beta, real, "beta")?;
+    let arithmetic = Arithmetic::of_routine(real, found.math, sim.config.capability);
     let run: Run = Arc::new(move |stage| {
         if n == 0 {
             return Ok(());
@@ -48,21 +50,11 @@ fn syrk(
             let values = a.load(&mut stage.window, Part::All)?;
             // n by k, column by column.
             let values = if flip { transpose(&values, k, n) } else { values };
-            for l in 0..k {
-                let column = &values[l * n..(l + 1) * n];
-                for j in 0..n {
-                    for i in 0..n {
-                        out[j * n + i] += column[i] * column[j];
-                    }
-                }
-            }
+            out = arithmetic.multiply((n, n, k), &values, |l, j| values[l * n + j]);
         }
         let old = if beta == 0.0 { None } else { Some(c.load(&mut stage.window, part)?) };
         for (i, value) in out.iter_mut().enumerate() {
-            *value *= alpha;
-            if let Some(old) = &old {
-                *value += beta * old[i];
-            }
+            *value = arithmetic.combine(*value, alpha, old.as_ref().map(|old| (beta, old[i])));
         }
         c.store(&mut stage.window, part, &out)
     });

@@ -1,15 +1,17 @@
-//! cuBLAS, in plain loops and f64.
+//! cuBLAS, in plain loops.
 //!
 //! | module | entry points |
 //! | --- | --- |
 //! | [`handle`] | handles, streams, modes |
 //! | [`gemm`] | products, single and batched |
 //! | [`level3`] | `syrk`, `dgmm`, `geam` |
+//! | [`product`] | none: the arithmetic of products |
 //! | [`level1`] | `nrm2`, `dot`, `axpy`, `scal` |
 
 pub mod gemm;
 pub mod handle;
 pub mod level1;
 pub mod level3;
+pub mod product;
 
 pub use handle::BlasHandle;

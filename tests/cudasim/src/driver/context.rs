@@ -36,19 +36,21 @@ impl Sim {
         self.orphans.extend(left.into_iter().map(|l| format!("{l}, when context {} ended", number(handle))));
         let allocs: Vec<u64> = self.store.live().filter(|a| a.context == handle).map(|a| a.base).collect();
         for base in allocs {
-            self.store.free(base, &[Place::Device, Place::Module, Place::Pinned, Place::Registered])?;
+            let all = [Place::Device, Place::Module, Place::Pinned, Place::Registered, Place::Managed];
+            self.store.free(base, &all)?;
             self.races.forget(base);
         }
         let gone: Vec<u64> =
             self.streams.live.iter().filter(|(_, s)| s.context == handle).map(|(h, _)| *h).collect();
         self.pending.retain(|_, stream| !gone.contains(stream));
-        self.streams.live.retain(|_, s| s.context != handle);
-        self.events.live.retain(|_, e| e.context != handle);
+        self.streams.retain(|s| s.context != handle);
+        self.events.retain(|e| e.context != handle);
         self.captures.retain(|origin, _| !gone.contains(origin));
-        self.graphs.live.retain(|_, g| g.context != handle);
-        self.execs.live.retain(|_, g| g.context != handle);
-        self.modules.live.retain(|_, m| m.context != handle);
-        self.functions.live.retain(|_, f| f.context != handle);
+        self.graphs.retain(|g| g.context != handle);
+        self.execs.retain(|g| g.context != handle);
+        self.modules.retain(|m| m.context != handle);
+        self.functions.retain(|f| f.context != handle);
+        self.store.peers.retain(|(own, other)| *own != handle && *other != handle);
         self.contexts.remove(handle)?;
         Ok(())
     }
@@ -247,5 +249,47 @@ pub extern "C" fn cuCtxSynchronize() -> c_int {
         sim.counters.totals.host_syncs += 1;
         sim.wait_context(context)?;
         sim.healthy(context)
+    })
+}
+
+/// Whether one device can reach the memory of another: here every other one.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDeviceCanAccessPeer(out: *mut c_int, device: c_int, peer: c_int) -> c_int {
+    driver("cuDeviceCanAccessPeer", |sim| {
+        let (own, other) = (sim.device(device)?, sim.device(peer)?);
+        put(out, c_int::from(own != other), "canAccessPeer")
+    })
+}
+
+/// Lets the current context reach the device memory of another device's context.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxEnablePeerAccess(peer: u64, flags: c_uint) -> c_int {
+    driver("cuCtxEnablePeerAccess", |sim| {
+        let own = sim.current()?;
+        if flags != 0 {
+            refuse!(InvalidValue, "flags must be 0");
+        }
+        if !sim.contexts.live.contains_key(&peer) {
+            refuse!(InvalidContext, "{peer:#x} is not a live context");
+        }
+        if sim.device_of(own)? == sim.device_of(peer)? {
+            refuse!(PeerUnsupported, "the peer context is of the same device");
+        }
+        if !sim.store.peers.insert((own, peer)) {
+            refuse!(PeerEnabled, "the current context reaches that one already");
+        }
+        Ok(())
+    })
+}
+
+/// Takes that back.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxDisablePeerAccess(peer: u64) -> c_int {
+    driver("cuCtxDisablePeerAccess", |sim| {
+        let own = sim.current()?;
+        if !sim.store.peers.remove(&(own, peer)) {
+            refuse!(PeerNotEnabled, "the current context does not reach that one");
+        }
+        Ok(())
     })
 }

@@ -45,6 +45,12 @@ impl Sim {
         }
     }
 
+    /// Whether an address is the device's: of device memory, or of managed memory.
+    fn is_on_device(&self, address: u64) -> bool {
+        self.store.is_device_address(address)
+            || self.store.find(address).is_some_and(|a| a.live && a.place == Place::Managed)
+    }
+
     /// Checks that a range is device memory now; it is checked again when the copy runs.
     fn device_range(&mut self, address: u64, bytes: usize, name: &str) -> Result {
         let context = self.current()?;
@@ -71,8 +77,7 @@ impl Sim {
     /// Enqueues a copy; `wait` makes the host wait for it.
     fn copy(&mut self, name: &str, to: u64, from: u64, bytes: usize, stream: u64, wait: bool) -> Result {
         let stream = self.stream(stream)?;
-        let device_side = |sim: &Sim, a: u64| sim.store.is_device_address(a);
-        let direction = match (device_side(self, to), device_side(self, from)) {
+        let direction = match (self.is_on_device(to), self.is_on_device(from)) {
             (true, true) => Direction::Within,
             (true, false) => Direction::ToDevice,
             (false, true) => Direction::ToHost,
@@ -136,10 +141,9 @@ impl Sim {
     }
 
     fn side(&mut self, address: u64, device: bool, bytes: usize, name: &str) -> Result {
-        let pinned =
-            self.store.find(address).is_some_and(|a| matches!(a.place, Place::Pinned | Place::Registered));
+        let shared = self.store.find(address).is_some_and(|a| a.place.is_of_host());
         let on_device = self.store.is_device_address(address);
-        if bytes > 0 && device && !on_device && !pinned {
+        if bytes > 0 && device && !on_device && !shared {
             refuse!(InvalidValue, "{name} {address:#x} is not a device address");
         }
         if bytes > 0 && !device && on_device {

@@ -156,9 +156,8 @@ pub extern "C" fn cuLaunchKernel(
         let name = format!("kernel `{}`", program.functions[entry].name);
         let launch = Launch { entry, grid, block, shared, params };
         let work: Run = Arc::new(move |stage| {
-            let blocks: u64 = launch.grid.iter().map(|g| u64::from(*g)).product();
-            let start = if stage.config.deferred { stage.random.below(blocks) } else { 0 };
-            let outcome = run(&program, &launch, &mut stage.window, stage.config.budget, start)?;
+            let order = stage.config.shuffled.then_some(&mut *stage.random);
+            let outcome = run(&program, &launch, &mut stage.window, stage.config.budget, order)?;
             stage.counters.totals.instructions += outcome.instructions;
             stage.reports.extend(outcome.reports);
             Ok(())

@@ -63,7 +63,7 @@ impl Sim {
         }
         self.not_capturing(context, "pinning memory")?;
         let device = self.device_of(context)?;
-        let address = self.store.pin(bytes, context, device)?;
+        let address = self.store.take_host(bytes, context, device, Place::Pinned)?;
         self.counters.totals.host_allocs += 1;
         put(out, address as *mut c_void, "pp")
     }
@@ -87,10 +87,31 @@ pub extern "C" fn cuMemFree_v2(address: u64) -> c_int {
         sim.owned(address, context)?;
         sim.not_capturing(context, "freeing memory")?;
         sim.implicit_wait(context)?;
-        sim.store.free(address, &[Place::Device])?;
+        sim.store.free(address, &[Place::Device, Place::Managed])?;
         sim.races.forget(address);
         sim.counters.totals.frees += 1;
         Ok(())
+    })
+}
+
+/// Memory that host and devices share. With flag 2 other streams than the attached one may not touch it, which is not
+/// simulated; 1 lets all.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemAllocManaged(out: *mut u64, bytes: usize, flags: c_uint) -> c_int {
+    driver("cuMemAllocManaged", |sim| {
+        let context = sim.current()?;
+        if bytes == 0 || flags != 1 {
+            refuse!(
+                InvalidValue,
+                "{bytes} bytes with flags {flags:#x}: expected some, and CU_MEM_ATTACH_GLOBAL (1)"
+            );
+        }
+        sim.not_capturing(context, "an allocation")?;
+        let device = sim.device_of(context)?;
+        let address = sim.store.take_host(bytes, context, device, Place::Managed)?;
+        sim.counters.totals.allocs += 1;
+        sim.counters.totals.alloc_bytes += bytes as u64;
+        put(out, address, "dptr")
     })
 }
 
@@ -156,7 +177,7 @@ pub extern "C" fn cuMemHostGetDevicePointer_v2(out: *mut u64, address: *mut c_vo
             refuse!(InvalidValue, "flags must be 0");
         }
         let alloc = sim.store.check(address as u64, 1, context)?;
-        if !matches!(alloc.place, Place::Pinned | Place::Registered) {
+        if !alloc.place.is_of_host() {
             refuse!(InvalidValue, "the {} is not host memory", alloc.name());
         }
         put(out, address as u64, "pdptr")
@@ -217,14 +238,17 @@ pub extern "C" fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, addr
 /// One attribute of a pointer, or nothing if the pointer is unknown to CUDA.
 fn attribute(sim: &Sim, which: c_int, address: u64) -> Result<Option<u64>> {
     let Some(alloc) = sim.store.find(address).filter(|a| a.live) else { return Ok(None) };
-    let host = matches!(alloc.place, Place::Pinned | Place::Registered);
+    // Managed memory says that it is the device's, and has an address on the host all the same.
+    let managed = alloc.place == Place::Managed;
+    let host = alloc.place.is_of_host();
     Ok(Some(match which {
         1 => alloc.context,
-        2 => 2 - u64::from(host),
+        2 => 2 - u64::from(host && !managed),
         3 => address,
         4 if host => address,
         4 => return Ok(None),
-        6 | 8 | 10 | 15 => 0,
+        8 => u64::from(managed),
+        6 | 10 | 15 => 0,
         7 => alloc.number,
         9 => alloc.device as u64,
         11 => alloc.base,

@@ -6,7 +6,7 @@ use crate::boundary::{driver, put, put_if, text};
 use crate::reason::refuse;
 
 /// Name and description of the statuses that the simulator can return.
-const STATUSES: [(c_int, &[u8], &[u8]); 33] = [
+const STATUSES: [(c_int, &[u8], &[u8]); 36] = [
     (0, b"CUDA_SUCCESS\0", b"no error\0"),
     (1, b"CUDA_ERROR_INVALID_VALUE\0", b"invalid argument\0"),
     (2, b"CUDA_ERROR_OUT_OF_MEMORY\0", b"out of memory\0"),
@@ -18,6 +18,11 @@ const STATUSES: [(c_int, &[u8], &[u8]); 33] = [
     (200, b"CUDA_ERROR_INVALID_IMAGE\0", b"device kernel image is invalid\0"),
     (201, b"CUDA_ERROR_INVALID_CONTEXT\0", b"invalid device context\0"),
     (209, b"CUDA_ERROR_NO_BINARY_FOR_GPU\0", b"no kernel image is available for execution on the device\0"),
+    (
+        217,
+        b"CUDA_ERROR_PEER_ACCESS_UNSUPPORTED\0",
+        b"peer access is not supported between these two devices\0",
+    ),
     (218, b"CUDA_ERROR_INVALID_PTX\0", b"a PTX JIT compilation failed\0"),
     (222, b"CUDA_ERROR_UNSUPPORTED_PTX_VERSION\0", b"the provided PTX has an unsupported version\0"),
     (400, b"CUDA_ERROR_INVALID_HANDLE\0", b"invalid resource handle\0"),
@@ -26,6 +31,8 @@ const STATUSES: [(c_int, &[u8], &[u8]); 33] = [
     (700, b"CUDA_ERROR_ILLEGAL_ADDRESS\0", b"an illegal memory access was encountered\0"),
     (701, b"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES\0", b"too many resources requested for launch\0"),
     (702, b"CUDA_ERROR_LAUNCH_TIMEOUT\0", b"the launch timed out and was terminated\0"),
+    (704, b"CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED\0", b"peer access is already enabled\0"),
+    (705, b"CUDA_ERROR_PEER_ACCESS_NOT_ENABLED\0", b"peer access has not been enabled\0"),
     (709, b"CUDA_ERROR_CONTEXT_IS_DESTROYED\0", b"context is destroyed\0"),
     (710, b"CUDA_ERROR_ASSERT\0", b"device-side assert triggered\0"),
     (715, b"CUDA_ERROR_ILLEGAL_INSTRUCTION\0", b"an illegal instruction was encountered\0"),

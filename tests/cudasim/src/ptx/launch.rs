@@ -1,9 +1,11 @@
-//! A kernel launch: blocks one after another, threads of a block in turns between waits.
+//! A kernel launch: blocks one after another, threads of a block in turns between waits. A device promises no order
+//! of blocks, nor of the warps of a block: here both are chosen at random.
 
 use super::code::{BarOp, NONE, Op, Program, WarpOp};
 use super::shared::Shared;
 use super::thread::{Frame, State, Thread};
 use crate::reason::{Fault, Kind, Result, refuse};
+use crate::schedule::Random;
 use crate::window::{Hint, Window};
 
 /// What to launch.
@@ -52,6 +54,8 @@ pub struct Engine<'a, 'w> {
     reported: Vec<u32>,
     /// Threads that have ended, as a bitmap.
     done: Vec<u32>,
+    /// The order in which the warps of a block take turns.
+    turns: Vec<usize>,
 }
 
 /// What a launch leaves behind.
@@ -62,14 +66,22 @@ pub struct Outcome {
     pub reports: Vec<String>,
 }
 
-/// Runs a launch; `start` is the block to begin with, so that tests can vary the order.
+/// Runs a launch, with blocks and warps in the order that `random` gives, or in that of their numbers.
 pub fn run(
     program: &Program,
     launch: &Launch,
     window: &mut Window<'_>,
     budget: u64,
-    start: u64,
+    random: Option<&mut Random>,
 ) -> Result<Outcome> {
+    let [gx, gy, gz] = launch.grid.map(u64::from);
+    let count: u32 = launch.block.iter().product();
+    let mut order: Vec<u64> = (0..gx * gy * gz).collect();
+    let mut turns: Vec<usize> = (0..count.div_ceil(32) as usize).collect();
+    if let Some(random) = random {
+        random.shuffle(&mut order);
+        random.shuffle(&mut turns);
+    }
     let mut engine = Engine {
         program,
         launch,
@@ -82,13 +94,10 @@ pub fn run(
         reports: Vec::new(),
         reported: Vec::new(),
         done: Vec::new(),
+        turns,
     };
-    let threads: u32 = launch.block.iter().product();
-    let mut threads: Vec<Thread> = (0..threads).map(|_| Thread::default()).collect();
-    let [gx, gy, gz] = launch.grid.map(u64::from);
-    let blocks = gx * gy * gz;
-    for i in 0..blocks {
-        let i = (i + start) % blocks;
+    let mut threads: Vec<Thread> = (0..count).map(|_| Thread::default()).collect();
+    for i in order {
         engine.ctaid = [(i % gx) as u32, (i / gx % gy) as u32, (i / (gx * gy)) as u32];
         engine.block(&mut threads)?;
     }
@@ -152,16 +161,20 @@ impl Engine<'_, '_> {
         }
         loop {
             let mut moved = false;
-            for thread in threads.iter_mut() {
-                if thread.state != State::Ready {
-                    continue;
-                }
-                moved = true;
-                if let Err(fault) = thread.run(self) {
-                    return Err(self.place(fault, thread));
-                }
-                if thread.state == State::Done {
-                    self.done[thread.index as usize / 32] |= 1 << (thread.index % 32);
+            for turn in 0..warps {
+                let first = 32 * self.turns[turn];
+                let last = threads.len().min(first + 32);
+                for thread in &mut threads[first..last] {
+                    if thread.state != State::Ready {
+                        continue;
+                    }
+                    moved = true;
+                    if let Err(fault) = thread.run(self) {
+                        return Err(self.place(fault, thread));
+                    }
+                    if thread.state == State::Done {
+                        self.done[thread.index as usize / 32] |= 1 << (thread.index % 32);
+                    }
                 }
             }
             for warp in 0..warps {

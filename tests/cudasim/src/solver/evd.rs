@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use libc::{c_int, c_void};
 
+use super::rounding::Rounding;
 use crate::boundary::{put, put_if, solver};
 use crate::eigen::symmetric;
 use crate::faults::Spoil;
@@ -22,6 +23,8 @@ struct Problem {
     /// How many, and whether by the batched function.
     batch: usize,
     batched: bool,
+    /// What the errors depend on beside the matrix: the algorithm, and the call where results may differ.
+    salt: u64,
 }
 
 /// What a single decomposition takes beside its matrices.
@@ -71,10 +74,14 @@ impl Problem {
         }
         stage.counters.totals.evds += 1;
         let spoil = stage.faults.strike_evd();
+        let config = stage.config;
+        let mut rounding = Rounding::new(a.real, config.evd_noise, config.seed, self.salt, &full);
+        rounding.disturb(&mut full, n);
         let (mut values, mut vectors, mut status) = match symmetric(&full, n) {
             Some((values, vectors)) => (values, vectors, 0),
             None => (vec![f64::NAN; n], vec![f64::NAN; n * n], n as i32),
         };
+        rounding.finish(&mut vectors, n);
         match spoil {
             Some(Spoil::Info) => status = n as i32,
             Some(Spoil::Nan) => vectors[0] = f64::NAN,
@@ -131,6 +138,7 @@ impl Sim {
             w: Matrix { address: given.w, rows: n, cols: 1, ld: n.max(1), real: reals[0] },
             batch: given.batch.unwrap_or(1) as usize,
             batched: given.batch.is_some(),
+            salt: u64::from(given.batch.is_some()),
         })
     }
 
@@ -143,8 +151,11 @@ impl Sim {
         room: Room,
         info: u64,
     ) -> Result {
-        let problem = self.problem(handle, params, given)?;
+        let mut problem = self.problem(handle, params, given)?;
         let found = self.solver_handle(handle)?;
+        if found.determinism == 2 {
+            problem.salt |= self.counters.totals.solver_calls << 1;
+        }
         let (device, host) = problem.workspace();
         if room.device.1 < device {
             refuse!(Workspace, "the device workspace has {} bytes, {device} are needed", room.device.1);

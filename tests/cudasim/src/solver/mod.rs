@@ -6,10 +6,12 @@
 //! | [`cholesky`] | `potrf` and `potri` |
 //! | [`evd`] | `Xsyevd` and `XsyevBatched` |
 //! | [`qr`] | `geqrf` and `orgqr` |
+//! | [`rounding`] | none: the errors of an eigensolver |
 
 pub mod cholesky;
 pub mod evd;
 pub mod handle;
 pub mod qr;
+pub mod rounding;
 
 pub use handle::SolverHandle;

@@ -58,6 +58,9 @@ pub fn turn() -> MutexGuard<'static, ()> {
     for (key, value) in [
         ("mode", "eager"),
         ("seed", "1"),
+        ("evd_noise", "8"),
+        ("blocks", "shuffled"),
+        ("reuse", "1"),
         ("devices", "1"),
         ("capability", "7.0"),
         ("driver", "12090"),
