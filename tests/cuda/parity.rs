@@ -138,6 +138,9 @@ fn parity(preset: &str, options: &str, param: Dtype, grad: Dtype, tolerance: f64
 
 #[test]
 fn every_policy_agrees_with_the_cpu() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated(|| {
         for policy in [
             "stale",
@@ -188,6 +191,9 @@ fn every_option_of_the_step_agrees_with_the_cpu() {
 
 #[test]
 fn every_combination_of_types_agrees_with_the_cpu() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated_with(&["eager"], &[], || {
         for param in Dtype::ALL {
             for grad in Dtype::ALL {
