@@ -13,7 +13,7 @@ use crate::preconditioner::policy::BoundRule;
 use faer::dyn_stack::StackReq;
 use faer::linalg::cholesky::llt;
 use faer::linalg::triangular_inverse::invert_lower_triangular;
-use faer::{MatMut, MatRef, Par, Spec};
+use faer::{Auto, MatMut, MatRef, Par, Spec};
 
 /// Rows that are worked on together.
 const LANES: usize = 8;
@@ -26,7 +26,17 @@ pub(super) const PADDING: usize = VECTORS * LANES;
 
 /// Scratch that [`Corrected::bound`] needs for side `n`.
 pub(super) fn scratch<S: Real>(n: usize) -> StackReq {
-    llt::factor::cholesky_in_place_scratch::<S>(n, Par::Seq, Spec::default())
+    llt::factor::cholesky_in_place_scratch::<S>(n, Par::Seq, tuned())
+}
+
+/// Blocks up to this side are factorized without products. Measured: faer's default of 64 costs 46 % more at side 64,
+/// 26 % at 128 and 12 % at 256; above that all are equal.
+const RECURSION: usize = 32;
+
+fn tuned<S: Real>() -> Spec<llt::factor::LltParams, S> {
+    let mut params: llt::factor::LltParams = <llt::factor::LltParams as Auto<S>>::auto();
+    params.recursion_threshold = RECURSION;
+    Spec::new(params)
 }
 
 /// A bound above this says little: it is not looked for with a Cholesky factorization alone.
@@ -396,7 +406,7 @@ fn copy_lower<S: Real>(m: &[S], target: &mut [S], diagonal: S, n: usize) {
 fn factorize<S: Real>(matrix: &mut [S], n: usize, scratch: &mut Scratch) -> bool {
     let whole = MatMut::from_column_major_slice_mut(matrix, n, n);
     let stack = scratch.stack();
-    llt::factor::cholesky_in_place(whole, Default::default(), Par::Seq, stack, Spec::default()).is_ok()
+    llt::factor::cholesky_in_place(whole, Default::default(), Par::Seq, stack, tuned()).is_ok()
 }
 
 /// ‖C∘(N⁻¹ − I − M)‖_F + ‖C∘(N⁻¹ − I + M)‖_F, for the Cholesky factor L of N in the lower triangle of `factor`, which is
