@@ -23,6 +23,17 @@
 //! x^(−q) is operator convex, so that f(X) is at least its tangent at B, which is Λ (Daleckii–Krein). y^q is operator
 //! concave: its tangent at B⁻¹, taken at X⁻¹, is Υ. With Λ ⪯ Δ ⪯ Υ, tr((Υ−Δ)(Δ−Λ)) ≥ 0 puts Δ into the ball with the
 //! centre (Λ+Υ)/2 and the radius ‖(Υ−Λ)/2‖_F. It needs no m.
+//!
+//! # The remainder
+//! Where diag M = 0 and M ⪰ −m, 0 ≤ m < 1, with the norms divided by ‖f(B)‖_F,
+//!
+//! gap² ≤ ‖Λ‖² + (q·m + (1−m)^(−q) − 1)·m·t / ((1−m)(m+t)),   t = k·Σ f(a_i)² M_ij² − ‖Λ‖²/2,
+//!
+//! k = q for q ≤ 1/2, q(1+2q)/2 above. Z = Δ − Λ is positive semidefinite; Λ ⪯ q·m·f(B) and Δ ⪯ ((1−m)^(−q) − 1)·f(B),
+//! so that ‖Δ‖² = ‖Λ‖² + ⟨Z, Λ+Δ⟩ needs only the diagonal of Z, which the numbers M_ij² bound. `docs/theory.md` has the
+//! proof. It needs m, but no inverse: M ⪰ −m is shown by a Cholesky factorization of mI + M.
+
+use super::damping::inverse_power;
 
 /// g(m) for the exponent 1/p = `exponent`; infinite when m ≥ 1.
 pub fn growth(exponent: f64, m: f64) -> f64 {
@@ -58,6 +69,62 @@ pub fn spectral_form(exponent: f64, loss: f64, gain: f64) -> f64 {
     above.max(below)
 }
 
+/// The largest m, but for rounding, for which the spectral form is at most `target`; 0 if there is none.
+pub fn spectral_loss(exponent: f64, target: f64, gain: f64) -> f64 {
+    if spectral_form(exponent, 0.0, gain) > target {
+        0.0
+    } else {
+        (1.0 - 1e-12 - inverse_power(1.0 + target, 1.0 / exponent)).max(0.0)
+    }
+}
+
+/// What the remainder's bound needs of a drift with diag M = 0.
+#[derive(Clone, Copy, Debug)]
+pub struct Remainder {
+    exponent: f64,
+    /// ‖Λ‖² / ‖f(B)‖².
+    first_order: f64,
+    /// t.
+    second_order: f64,
+}
+
+impl Remainder {
+    /// `first_order` is ‖Λ‖², `weighted` is Σ f(a_i)² M_ij², both divided by ‖f(B)‖².
+    pub fn new(exponent: f64, first_order: f64, weighted: f64) -> Remainder {
+        let factor = if exponent <= 0.5 { exponent } else { exponent * (0.5 + exponent) };
+        let second_order = (factor * weighted - 0.5 * first_order).max(0.0);
+        Remainder { exponent, first_order, second_order }
+    }
+
+    /// The bound for M ⪰ −m; infinite when m ≥ 1.
+    pub fn bound(&self, m: f64) -> f64 {
+        if m >= 1.0 {
+            return f64::INFINITY;
+        }
+        if m <= 0.0 || self.second_order == 0.0 {
+            return self.first_order.sqrt();
+        }
+        let (q, t) = (self.exponent, self.second_order);
+        let diagonal = m * t / ((1.0 - m) * (m + t));
+        let spread = q * m + inverse_power(1.0 - m, q) - 1.0;
+        (self.first_order + spread * diagonal).sqrt()
+    }
+
+    /// The largest m, up to a millionth, whose bound is at most `target`; 0 if there is none.
+    pub fn largest_loss(&self, target: f64) -> f64 {
+        let (mut low, mut high) = (0.0, 1.0);
+        for _ in 0..20 {
+            let middle = 0.5 * (low + high);
+            if self.bound(middle) <= target {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        low
+    }
+}
+
 /// C_ij = √(a_i a_j)·|f[a_i, a_j]| of the sandwich.
 pub struct Coupling<'a> {
     /// a^(1/p) for whole p; else ln a.
@@ -91,9 +158,9 @@ impl<'a> Coupling<'a> {
         Coupling { numbers, halves, exponent, root }
     }
 
-    /// How many eigenvalues there are.
-    pub fn side(&self) -> usize {
-        self.numbers.len()
+    /// √a, if p = 2 and C_ij therefore 1/(√a_i + √a_j).
+    pub fn square_roots(&self) -> Option<&[f64]> {
+        (self.root == Some(2)).then_some(self.numbers)
     }
 
     /// `column` becomes C_ij for i = `from`, `from` + 1, ….
@@ -174,6 +241,19 @@ mod tests {
                     assert!((got / expected - 1.0).abs() < 1e-7, "p {p}: {got} {expected}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn the_remainder_is_exact_to_first_order_and_its_inverse_is_one() {
+        for q in [1.0, 0.7, 0.5, 0.25] {
+            let remainder = Remainder::new(q, 0.04, 0.3);
+            assert_eq!((remainder.bound(0.0), remainder.bound(1.0)), (0.2, f64::INFINITY));
+            for target in [0.21, 0.5, 1.0] {
+                let m = remainder.largest_loss(target);
+                assert!(remainder.bound(m) <= target && remainder.bound(m + 2e-6) > target, "{q} {target}");
+            }
+            assert_eq!(remainder.largest_loss(0.1), 0.0);
         }
     }
 

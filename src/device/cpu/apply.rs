@@ -290,12 +290,18 @@ fn product_tile<W: Real, S: Real>(shared: &Shared, tile: &Tile) -> Option<f64> {
     if axis + 1 < block.dims.len() {
         return None;
     }
-    let mut total = 0.0;
-    for row in 0..y.rows {
-        // SAFETY: the rows that were just written.
-        total += unsafe { wide_sum_of_squares(std::slice::from_raw_parts(y.data.add(row * y.row), n)) };
-    }
-    Some(total)
+    Some(vectorized(
+        #[inline(always)]
+        || {
+            let mut total = 0.0;
+            for row in 0..y.rows {
+                // SAFETY: the rows that were just written.
+                let row = unsafe { std::slice::from_raw_parts(y.data.add(row * y.row), n) };
+                total += wide_sum_of_squares(row);
+            }
+            total
+        },
+    ))
 }
 
 /// The tile's part of the block times a matrix A along one axis, for (A, Aᵀ); where the axis has only ones behind

@@ -125,8 +125,13 @@ pub unsafe fn multiply<T: Real>(target: Span2<T>, add: bool, left: Span2<T>, rig
     }
 }
 
-/// A diagonal block up to this side is computed in full: splitting it further costs more than it saves.
+/// A diagonal block up to this side is computed in panels of [`COLUMNS`] columns, each from its diagonal down.
 const DIAGONAL: usize = 96;
+/// Narrower panels cost more than they save. Measured at the sides 48 to 128 in single precision: 0.6 to 0.9 of the time
+/// of the full product.
+const COLUMNS: usize = 24;
+/// A product of fewer terms is done in full: a panel would cost more to begin than to compute.
+const FEW_TERMS: usize = 16;
 
 /// The lower triangle of a symmetric `target` (+)= `alpha`·`left`·`right`. Parts of the upper triangle
 /// near the diagonal are written too; they are never read.
@@ -143,8 +148,21 @@ pub unsafe fn multiply_lower<T: Real>(
     let (n, k) = (target.rows, left.cols);
     // SAFETY: parts of valid matrices, disjoint in the target.
     unsafe {
-        if n <= DIAGONAL {
+        if n <= COLUMNS || (n <= DIAGONAL && k < FEW_TERMS) {
             return multiply(target, add, left, right, alpha);
+        }
+        if n <= DIAGONAL {
+            for start in (0..n).step_by(COLUMNS) {
+                let (rows, cols) = (n - start, COLUMNS.min(n - start));
+                multiply(
+                    target.part(start, start, rows, cols),
+                    add,
+                    left.part(start, 0, rows, k),
+                    right.part(0, start, k, cols),
+                    alpha,
+                );
+            }
+            return;
         }
         // Halves that are multiples of the kernel's tile.
         let half = (n / 2).next_multiple_of(48).min(n - 1);
@@ -256,8 +274,7 @@ mod tests {
 
     #[test]
     fn the_lower_triangle_equals_the_full_product() {
-        for n in [1, 5, 96, 97, 150, 257] {
-            let k = 13;
+        for (n, k) in [(1, 13), (5, 16), (30, 16), (96, 13), (96, 40), (97, 13), (150, 20), (257, 13)] {
             let a: Vec<f64> = (0..n * k).map(|i| ((i * 7919) % 101) as f64 - 50.0).collect();
             let a_span = Span2 { data: a.as_ptr().cast_mut(), rows: n, cols: k, row: 1, col: n };
             let (mut lower, mut full) = (vec![1.0; n * n], vec![1.0; n * n]);

@@ -28,6 +28,8 @@ pub trait Real:
 {
     /// Its largest finite value.
     const LARGEST: f64;
+    /// The distance from 1 to the next number.
+    const STEP: f64;
     /// What an orthogonal basis may miss, as a relative error.
     const BASIS_TOLERANCE: f64;
     /// Rounds.
@@ -36,6 +38,8 @@ pub trait Real:
     fn wide(self) -> f64;
     /// Square root.
     fn root(self) -> Self;
+    /// Absolute value.
+    fn size(self) -> Self;
     /// Reads `len` elements of a caller's tensor, multiplied by `scale`.
     ///
     /// # Safety
@@ -52,6 +56,7 @@ macro_rules! implement {
     ($type:ty, $tolerance:expr, $to_slice:ident, $from_slice:ident) => {
         impl Real for $type {
             const LARGEST: f64 = <$type>::MAX as f64;
+            const STEP: f64 = <$type>::EPSILON as f64;
             const BASIS_TOLERANCE: f64 = $tolerance;
             #[inline(always)]
             fn of(x: f64) -> Self {
@@ -64,6 +69,10 @@ macro_rules! implement {
             #[inline(always)]
             fn root(self) -> Self {
                 self.sqrt()
+            }
+            #[inline(always)]
+            fn size(self) -> Self {
+                <$type>::abs(self)
             }
             #[inline(always)]
             unsafe fn load(tensor: TensorRef, offset: usize, scale: f64, out: &mut [Self]) {

@@ -178,7 +178,7 @@ fn iterate<S: Real>(
         if done.by_qr || done.qr_steps == MOST_STEPS {
             return done;
         }
-        if found.inverted {
+        if found.factorized {
             scratch.load_statistic::<S>(shared, factor, rules.statistic_scale(shared.clock(factor.block)));
             // SAFETY: as above.
             unsafe { multiply(t, false, a, in_use, one) };

@@ -25,7 +25,7 @@ pub(super) struct Scratch {
 // SAFETY: the memory is the scratch's own as long as it is placed there.
 unsafe impl Send for Scratch {}
 
-/// Vectors that a decomposition's test needs; a certificate needs six.
+/// Vectors that a decomposition's test needs; a certificate needs eleven, and padding.
 const ROOM: usize = evd::SOUND_ROOM;
 
 /// Elements by which a workspace matrix's columns are longer than the factor's side.
@@ -81,7 +81,7 @@ impl Scratch {
             shape,
             memory: std::ptr::null_mut(),
             vector: reserved(shape.side, what)?,
-            room: filled(0.0, ROOM * shape.side, what)?,
+            room: filled(0.0, ROOM * shape.side + certificate::PADDING, what)?,
             order: reserved(shape.side, what)?,
         })
     }

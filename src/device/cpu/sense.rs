@@ -2,7 +2,7 @@
 //! smallest certified damping.
 
 use super::certificate::{Corrected, Found};
-use super::real::Real;
+use super::real::{Real, vectorized, wide_sum_of_squares};
 use super::scratch::Scratch;
 use super::{Cpu, Places, Precision, Shared};
 use crate::device::{SEARCH_RATIO, SenseOrder};
@@ -62,10 +62,9 @@ fn sense_factor<S: Real>(
     if let (Some(certificate), Some(fresh)) = (order.certificate, factor.fresh_spectrum) {
         // SAFETY: the factor's own slot, of n numbers.
         let fresh = unsafe { std::slice::from_raw_parts(shared.slot::<S>(fresh), n) };
-        let residual = residual(h, &scratch.vector);
         let diagonal = std::mem::take(&mut scratch.vector);
         let corrected = Corrected { diagonal: &diagonal, fresh, exponent: factor.exponent, epsilon: base };
-        let Found { relative_change, alpha, bound, .. } = corrected.bound(certificate, scratch);
+        let Found { relative_change, alpha, residual, bound, .. } = corrected.bound(certificate, scratch);
         scratch.vector = diagonal;
         return Sensed { relative_change, alpha, residual, certified: none, ends, bound, kappa: f64::NAN };
     }
@@ -109,14 +108,19 @@ impl<S: Real> Drift<'_, S> {
         let n = self.spectrum.len();
         let weights = self.weights;
         weights.iter().zip(self.damped(epsilon)).for_each(|(weight, x)| weight.set(1.0 / x));
-        let mut total = 0.0;
-        for j in 0..n {
-            let column = &self.h[j * n..(j + 1) * n];
-            let on = (column[j].wide() - self.spectrum[j].wide()) * weights[j].get();
-            let off = weighted_squares(&column[j + 1..], &weights[j + 1..]);
-            total += on * on + 2.0 * off * weights[j].get();
-        }
-        total.sqrt()
+        vectorized(
+            #[inline(always)]
+            || {
+                let mut total = 0.0;
+                for j in 0..n {
+                    let column = &self.h[j * n..(j + 1) * n];
+                    let on = (column[j].wide() - self.spectrum[j].wide()) * weights[j].get();
+                    let off = weighted_squares(&column[j + 1..], &weights[j + 1..]);
+                    total += on * on + 2.0 * off * weights[j].get();
+                }
+                total.sqrt()
+            },
+        )
     }
 
     /// α = max e / ‖e‖₂, e_i = (D_i+ε)^(−1/p).
@@ -162,6 +166,7 @@ impl<S: Real> Drift<'_, S> {
 }
 
 /// Σ x²·w, in lanes so that it vectorises in a fixed order.
+#[inline(always)]
 fn weighted_squares<S: Real>(x: &[S], w: &[Cell<f64>]) -> f64 {
     let mut lanes = [0.0; 8];
     let (mut xs, mut ws) = (x.chunks_exact(8), w.chunks_exact(8));
@@ -177,13 +182,19 @@ fn weighted_squares<S: Real>(x: &[S], w: &[Cell<f64>]) -> f64 {
 /// ‖H − diag d‖_F / ‖H‖_F with d = max(diag H, 0).
 fn residual<S: Real>(h: &[S], d: &[f64]) -> f64 {
     let n = d.len();
-    let (mut off, mut whole) = (0.0, 0.0);
-    for j in 0..n {
-        let on = h[j + j * n].wide();
-        let below: f64 = h[j * n + j + 1..(j + 1) * n].iter().map(|x| x.wide() * x.wide()).sum();
-        off += 2.0 * below + (on - d[j]).powi(2);
-        whole += 2.0 * below + on * on;
-    }
+    let (off, whole) = vectorized(
+        #[inline(always)]
+        || {
+            let (mut off, mut whole) = (0.0, 0.0);
+            for j in 0..n {
+                let on = h[j + j * n].wide();
+                let below = wide_sum_of_squares(&h[j * n + j + 1..(j + 1) * n]);
+                off += 2.0 * below + (on - d[j]).powi(2);
+                whole += 2.0 * below + on * on;
+            }
+            (off, whole)
+        },
+    );
     // A statistic of zeros is diagonal.
     if whole == 0.0 { 0.0 } else { (off / whole).sqrt() }
 }
