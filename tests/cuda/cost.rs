@@ -73,7 +73,9 @@ impl Cost {
 pub struct Trainer {
     pub model: Model,
     shapes: Vec<Vec<i64>>,
-    params: Vec<u64>,
+    pub params: Vec<u64>,
+    /// What the tensors are said to lie on.
+    pub device_type: i32,
     pub grads: RefCell<Vec<u64>>,
 }
 
@@ -95,13 +97,13 @@ impl Trainer {
         let params = specs.iter().enumerate().map(|(i, spec)| put(2 * i, spec)).collect();
         let grads = specs.iter().enumerate().map(|(i, spec)| put(2 * i + 1, spec)).collect();
         let shapes = specs.iter().map(|spec| spec.shape.clone()).collect();
-        Trainer { model, shapes, params, grads: RefCell::new(grads) }
+        Trainer { model, shapes, params, device_type: FOAM_DEVICE_CUDA, grads: RefCell::new(grads) }
     }
 
     fn tensors(&self, addresses: &[u64]) -> Vec<foam_tensor> {
         let tensor = |(shape, address): (&Vec<i64>, &u64)| foam_tensor {
             data: *address as *mut c_void,
-            device: foam_device { device_type: FOAM_DEVICE_CUDA, device_id: 0 },
+            device: foam_device { device_type: self.device_type, device_id: 0 },
             ndim: shape.len() as i32,
             dtype: Dtype::F32.in_c(),
             shape: shape.as_ptr().cast_mut(),
@@ -273,6 +275,28 @@ fn a_step_costs_the_same_for_one_block_and_for_a_hundred() {
             });
             is_frugal(&groups, 3, 0);
             print_costs("three optimizers", count, &groups);
+        }
+    });
+}
+
+/// Waits inside cuSOLVER are not ours to avoid, and are counted apart from ours: one for each decomposition of a single
+/// matrix.
+#[test]
+fn waits_inside_the_solver_are_counted_apart() {
+    simulated_with(&["eager"], &[], || {
+        for blocks in [1, 3] {
+            let trainer = Trainer::new(&equal(blocks, &[6, 5]), "merge_dims=false policy=stale");
+            (0..7).for_each(|_| {
+                trainer.step();
+            });
+            let inside = || (count("solver_syncs"), count("cusolverDnXsyevd"));
+            let before = inside();
+            let cost = trainer.step();
+            let after = inside();
+            let (waits, single) = (after.0 - before.0, after.1 - before.1);
+            println!("| {blocks} blocks: host waits of ours {} | inside cuSOLVER {waits} |", cost.waits);
+            assert!(cost.solvers > 0 && cost.waits == 1, "{cost:?}");
+            assert_eq!(waits, single, "{blocks} blocks");
         }
     });
 }

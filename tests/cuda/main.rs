@@ -39,6 +39,7 @@ mod graph;
 mod parity;
 mod probe;
 mod ranks;
+mod sharing;
 mod simulator;
 mod soap;
 mod stack;

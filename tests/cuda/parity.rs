@@ -76,13 +76,13 @@ fn material(specs: &[Spec], grad: Dtype, steps: usize) -> (Vec<Tensor>, Vec<Vec<
 const OPTIONS: &str =
     "check_period=4 beta2=0.9 tau=0.4 epsilon=1e-3 epsilon_max=3e-2 merge_dims=false lr=0.1 max_factor_dim=8";
 
-struct Run {
-    params: Vec<Tensor>,
+pub struct Run {
+    pub params: Vec<Tensor>,
     factors: Vec<foam_factor_info>,
     save: Vec<u8>,
 }
 
-fn run(preset: &str, options: &str, param: Dtype, grad: Dtype, steps: usize) -> Run {
+pub fn run(preset: &str, options: &str, param: Dtype, grad: Dtype, steps: usize) -> Run {
     let mut specs = specs(param);
     if options.contains("grafting=none") || preset == "paper" {
         specs.iter_mut().for_each(|s| s.grafting_only = false);
