@@ -476,6 +476,8 @@ typedef struct foam_config {
      * between the spectrum is corrected; policies stale, sandwich (which may refresh then, too) and diagonal_residual.
      */
     int64_t correction_period;
+    /** Gradients enter the statistics at a block's step 1 and at the multiples of this; 1 means at every step. */
+    int64_t statistics_period;
 } foam_config;
 
 /**

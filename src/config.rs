@@ -115,6 +115,8 @@ pub struct Config {
     pub refresh_method: RefreshMethod,
     /// Steps between corrections of the spectrum from one scheduled refresh to the next; 0 means none.
     pub correction_period: i64,
+    /// Gradients enter the statistics at step 1 and at the multiples of this.
+    pub statistics_period: i64,
 }
 
 /// The bound falls as 1/k with the k-th QR step: below this an eigendecomposition is cheaper.
@@ -204,6 +206,7 @@ impl Config {
             kappa_threshold: 0.5,
             refresh_method: RefreshMethod::Evd,
             correction_period: 0,
+            statistics_period: 1,
         }
     }
 
@@ -463,6 +466,7 @@ mod tests {
             ("check_period", "0", "[1, "),
             ("num_threads", "1000000", "[0, 1024]"),
             ("check_period", "2.5", "whole number"),
+            ("statistics_period", "0", "[1, 2147483647]"),
             ("grafting", "muon", "adagrad"),
             ("nesterov", "maybe", "true or false"),
             ("device", "tpu", "cuda:N"),
@@ -496,6 +500,7 @@ mod tests {
             ("beta2", "1"),
             ("momentum", "0.9"),
             ("start_step", "3"),
+            ("statistics_period", "2"),
             ("root", "4"),
         ];
         for (key, value) in fixed {

@@ -40,11 +40,13 @@ prop_compose! {
         beta2 in prop::sample::select(vec![0.8, 0.95, 0.99, 1.0]),
         epsilons in (-6.0..-3.0f64, -6.0..-3.0f64, 0.0..2.0f64),
         thresholds in (0.05..0.6f64, 0.05..0.6f64),
+        statistics_period in prop::sample::select(vec![1, 1, 2, 3, 7]),
     ) -> Options {
         let (left, right, room) = epsilons;
         // This policy reads single entries of QᵀLQ, which are not determined while eigenvalues coincide: its
         // first basis has to wait until the statistics have full rank.
         let late = policy == "diagonal_residual";
+        let statistics_period = if late { 1 } else { statistics_period };
         Options {
             policy,
             cadence: if late { "reference" } else { cadence },
@@ -72,6 +74,7 @@ prop_compose! {
             decoupled_weight_decay: true,
             lr: 0.01,
             negative_eigenvalues: "shift",
+            statistics_period,
         }
     }
 }
@@ -199,7 +202,23 @@ fn plain(policy: &'static str) -> Options {
         decoupled_weight_decay: true,
         lr: 0.02,
         negative_eigenvalues: "shift",
+        statistics_period: 1,
     }
+}
+
+#[test]
+fn statistics_take_every_kth_gradient_in_every_policy() {
+    for policy in ["foam", "foam_fixed_epsilon", "foam_no_refresh", "stale"] {
+        for statistics_period in [2, 3, 5, 100] {
+            let options = Options { statistics_period, ..plain(policy) };
+            both_agree(&options, &[6, 5], 3, 1e-8);
+            both_agree(&Options { beta2: 1.0, ..options.clone() }, &[4, 2, 3], 3, 1e-8);
+            both_agree(&Options { bias_correction: false, ..options }, &[5], 3, 1e-8);
+        }
+    }
+    // The first basis comes when the statistics have full rank, see above.
+    let late = Options { start_step: 15, statistics_period: 2, ..plain("diagonal_residual") };
+    both_agree(&late, &[6, 5], 3, 1e-8);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::support::tensor::{Dtype, Tensor};
 use foam::abi::{FOAM_BAD_CHECKPOINT, foam_factor_info};
 use std::path::PathBuf;
 
-const POLICIES: [&str; 11] = [
+const POLICIES: [&str; 13] = [
     "sandwich refresh_method=qr",
     "stale",
     "stale refresh_schedule=geometric correction_period=2",
@@ -18,6 +18,8 @@ const POLICIES: [&str; 11] = [
     "diagonal_residual",
     "foam_certified",
     "sandwich",
+    "foam statistics_period=3",
+    "sandwich statistics_period=4",
     "grafting_only",
 ];
 const STEPS: usize = 40;
@@ -129,9 +131,12 @@ fn soap(form: &str, options: &str) -> Run {
 #[test]
 fn a_run_of_soap_resumed_after_any_step_continues_bit_for_bit() {
     for form in ["exact", "in_basis"] {
-        for options in
-            ["", "refresh_schedule=kappa check_period=2 kappa_threshold=0.3", "precondition_1d=true"]
-        {
+        for options in [
+            "",
+            "refresh_schedule=kappa check_period=2 kappa_threshold=0.3",
+            "precondition_1d=true",
+            "statistics_period=3",
+        ] {
             let mut whole = soap(form, options);
             whole.steps(1..=STEPS);
             let stats = whole.model.stats();
@@ -248,7 +253,7 @@ fn a_checkpoint_of_another_model_is_refused_and_changes_nothing() {
         change(&mut specs[index]);
         specs
     };
-    let others: [(Vec<Spec>, String, &str); 7] = [
+    let others: [(Vec<Spec>, String, &str); 8] = [
         (change(0, &|s| s.shape = vec![6, 7]), options("foam"), "blocks"),
         (change(1, &|s| s.dtype = Dtype::F16), options("foam"), "layer/vector"),
         (change(3, &|s| s.name = "other".to_string()), options("foam"), "other"),
@@ -256,6 +261,7 @@ fn a_checkpoint_of_another_model_is_refused_and_changes_nothing() {
         (specs(), format!("{} max_factor_dim=4", options("foam")), "/stack1/axis0/gauges"),
         (specs(), format!("{} momentum=0", options("foam")), "tensors"),
         (specs(), format!("{} statistic_dtype=f64", options("foam")), "basis"),
+        (specs(), format!("{} statistics_period=2", options("foam")), "statistics_period = 1"),
     ];
     for (specs, options, expected) in others {
         let mut other = Run::new(specs, &options);

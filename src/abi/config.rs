@@ -247,6 +247,8 @@ pub struct foam_config {
     /// If > 0, `refresh_schedule` says when bases are refreshed whatever the policy finds, and every so many steps in
     /// between the spectrum is corrected; policies stale, sandwich (which may refresh then, too) and diagonal_residual.
     pub correction_period: i64,
+    /// Gradients enter the statistics at a block's step 1 and at the multiples of this; 1 means at every step.
+    pub statistics_period: i64,
 }
 
 // SAFETY: plain data, first field `struct_size`, every bit pattern valid.
@@ -312,7 +314,8 @@ unsafe impl AbiStruct for foam_config {
         front_steps,
         refresh_growth,
         kappa_threshold,
-        correction_period
+        correction_period,
+        statistics_period
     });
 
     fn defaults() -> Self {
@@ -382,6 +385,7 @@ fn from_config(config: &Config) -> foam_config {
         refresh_growth: config.refresh_growth,
         kappa_threshold: config.kappa_threshold,
         correction_period: config.correction_period,
+        statistics_period: config.statistics_period,
     }
 }
 
@@ -455,6 +459,7 @@ pub(super) fn to_config(raw: &foam_config) -> Result<Config> {
         refresh_growth: raw.refresh_growth,
         kappa_threshold: raw.kappa_threshold,
         correction_period: raw.correction_period,
+        statistics_period: raw.statistics_period,
         refresh_method: choice("refresh_method", raw.refresh_method)?,
     })
 }

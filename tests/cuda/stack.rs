@@ -270,6 +270,7 @@ fn every_policy_and_option_agrees() {
             "foam_certified",
             "sandwich",
             "stale correction_period=2 refresh_schedule=geometric",
+            "foam statistics_period=3",
         ] {
             race(&format!("policy={policy}"), &[6, 5], 3, 14);
         }
@@ -293,6 +294,7 @@ fn the_handlers_do_what_a_handle_does_with_soap() {
             race_of("soap", &format!("{plain} refresh_schedule=kappa kappa_threshold=0.3"), &[6, 5], 3, 12);
             race_of("soap", &format!("{plain} max_precond_dim=5 normalize_grads=true"), &[6, 5], 3, 12);
             race_of("soap", &format!("{plain} precondition_1d=true"), &[7], 3, 8);
+            race_of("soap", &format!("{plain} statistics_period=2"), &[6, 5], 3, 12);
             race_of("soap", plain.as_str(), &[7], 3, 8);
             race_of("soap", &format!("{plain} statistic_dtype=f64"), &[4, 3, 2], 3, 12);
             race_of("soap", &format!("{plain} inject_fault=evd_all"), &[5, 4], 1, 8);

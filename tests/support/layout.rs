@@ -126,6 +126,7 @@ layout!(
         refresh_growth,
         kappa_threshold,
         correction_period,
+        statistics_period,
     }
 );
 layout!(

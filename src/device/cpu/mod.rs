@@ -436,7 +436,7 @@ impl Device for Cpu {
         Ok(Inspection::Known(accumulate::inspect(self, rules)))
     }
 
-    fn accumulate(&mut self, rules: &Rules) -> Result<()> {
+    fn accumulate(&mut self, rules: &Rules, _: bool) -> Result<()> {
         accumulate::accumulate(self, rules);
         Ok(())
     }

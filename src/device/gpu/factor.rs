@@ -79,7 +79,7 @@ impl Gpu {
             moment: self.slot(block.moment),
             exponent: plan.exponent,
             log_beta2: rules.map_or(0.0, |rules| rules.log_beta2),
-            correct: rules.map_or(0, |rules| rules.statistic_correction),
+            correct: rules.map_or(0, |rules| rules.statistic_correction * rules.statistics_period),
             ..Task::zeroed()
         }
     }

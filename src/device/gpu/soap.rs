@@ -39,7 +39,7 @@ pub(super) fn apply(gpu: &Gpu, rules: &Rules, soap: &Soap) -> Result<()> {
             turn(gpu, batch, view, Along::Into, &mut halves)?;
         }
         let projected = halves[0];
-        if soap.in_basis && batch.preconditioned {
+        if soap.in_basis && batch.preconditioned && gpu.adds {
             // The other half is free until the direction is turned back.
             let behind = view.work + 2 * half as u64;
             let bytes = (batch.count() * batch.elements * batch.statistic.size()) as u64;

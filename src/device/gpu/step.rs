@@ -260,7 +260,7 @@ pub(super) fn accumulate(gpu: &Gpu, rules: &Rules) -> Result<()> {
         let count = batch.count();
         launch!(kernels.tick, each(count), stream, *view, rules, gate)?;
         // Statistics in the basis take the gradient when it has been projected.
-        if !batch.preconditioned || in_basis {
+        if !batch.preconditioned || in_basis || !gpu.adds {
             continue;
         }
         let s = index(batch.statistic);

@@ -195,7 +195,7 @@ shared! {
         moment: u64 => "u64 moment",
         /// Bits of [`task`].
         flags: i32 => "int flags",
-        /// Divide the statistic by its bias correction.
+        /// Divide the statistic by its bias correction: 0, or the period that its gradients are counted by.
         correct: i32 => "int correct",
     }
 
@@ -361,7 +361,7 @@ mod tests {
         fields!(f64, "double": beta1 beta2 log_beta1 log_beta2 moment_keep moment_take log_moment moment_epsilon
             momentum momentum_take scale grad_scale largest tiny_norm);
         fields!(i32, "int": grafts normalized nadam nesterov decoupled filter_correction statistic_correction
-            moment_correction moment_relative reserved);
+            moment_correction moment_relative statistics_period);
         assert_eq!(end, size_of::<Rules>());
         fields
     }

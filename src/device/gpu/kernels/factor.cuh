@@ -8,7 +8,7 @@
 __device__ inline double statistic_scale(const Task &t) {
     if (t.flags & TASK_PLAIN) return 1.0;
     Clock clock = *t.clock;
-    return clock.weight / bias_correction(t.correct, t.log_beta2, clock.step);
+    return clock.weight / bias_correction(t.correct, t.log_beta2, accumulations(t.correct, clock.step));
 }
 
 // The power of two that brings a matrix with this largest entry near one.

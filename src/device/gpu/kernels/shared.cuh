@@ -82,7 +82,7 @@ struct Rules {
     int statistic_correction;
     int moment_correction;
     int moment_relative;
-    int reserved;
+    int statistics_period;
 };
 
 struct Site {

@@ -126,7 +126,8 @@ __device__ inline void set_order(const Stack &s, const Rules &r, int b, Order &o
 }
 
 // The clocks of the blocks that take part advance: L = w S with a stored S, so that
-// L <- beta L + (1 - beta) G G' becomes w <- beta w, S <- S + (1 - beta) / w G G'.
+// L <- beta L + (1 - beta) G G' becomes w <- beta w, S <- S + (1 - beta) / w G G'. In a step that leaves the statistics
+// alone only the step is counted, and the gradient enters them times 0.
 extern "C" __global__ void __launch_bounds__(THREADS) foam_tick(Stack s, Rules r, const Gate *gate) {
     int b = blockIdx.x * blockDim.x + threadIdx.x;
     if (b >= s.count) return;
@@ -136,10 +137,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) foam_tick(Stack s, Rules r
     if (present && sound && (!gate || gate->open)) {
         Clock clock = s.clocks[b];
         clock.step += 1;
-        double gain = 1.0;
-        if (r.beta2 >= 1.0) {
+        bool adds = accumulates(r.statistics_period, clock.step);
+        double gain = adds ? 1.0 : 0.0;
+        if (r.beta2 >= 1.0 && adds) {
             clock.weight = 1.0;
-        } else {
+        } else if (adds) {
             double weight = clock.weight * r.beta2;
             bool small = weight < LEAST_WEIGHT;
             o.decay = small ? weight : 1.0;
