@@ -117,6 +117,8 @@ pub struct Config {
     pub correction_period: i64,
     /// Gradients enter the statistics at step 1 and at the multiples of this.
     pub statistics_period: i64,
+    /// Keep inverse roots; else every step goes through the basis, which saves a square per side.
+    pub keep_inverse_root: bool,
 }
 
 /// The bound falls as 1/k with the k-th QR step: below this an eigendecomposition is cheaper.
@@ -207,6 +209,7 @@ impl Config {
             refresh_method: RefreshMethod::Evd,
             correction_period: 0,
             statistics_period: 1,
+            keep_inverse_root: true,
         }
     }
 
@@ -424,6 +427,7 @@ impl Config {
                 self.refresh_method == RefreshMethod::Evd,
                 "refresh_method = evd: its own refreshes are by QR already",
             ),
+            (self.keep_inverse_root, "keep_inverse_root = true: it has none anyway"),
         ];
         if let Some((_, expected)) = fits.iter().find(|(fits, _)| !fits) {
             return Err(Error::invalid(format!(
@@ -537,6 +541,7 @@ mod tests {
             ("epsilon_mode", "relative"),
             ("correction_period", "5"),
             ("refresh_method", "qr"),
+            ("keep_inverse_root", "false"),
         ] {
             refused("soap", key, value, &format!("expected {key} = "));
         }

@@ -7,7 +7,7 @@ use crate::support::tensor::{Dtype, Tensor};
 use foam::abi::{FOAM_BAD_CHECKPOINT, foam_factor_info};
 use std::path::PathBuf;
 
-const POLICIES: [&str; 13] = [
+const POLICIES: [&str; 15] = [
     "sandwich refresh_method=qr",
     "stale",
     "stale refresh_schedule=geometric correction_period=2",
@@ -19,6 +19,8 @@ const POLICIES: [&str; 13] = [
     "foam_certified",
     "sandwich",
     "foam statistics_period=3",
+    "foam keep_inverse_root=false",
+    "sandwich keep_inverse_root=false",
     "sandwich statistics_period=4",
     "grafting_only",
 ];
@@ -253,7 +255,7 @@ fn a_checkpoint_of_another_model_is_refused_and_changes_nothing() {
         change(&mut specs[index]);
         specs
     };
-    let others: [(Vec<Spec>, String, &str); 8] = [
+    let others: [(Vec<Spec>, String, &str); 9] = [
         (change(0, &|s| s.shape = vec![6, 7]), options("foam"), "blocks"),
         (change(1, &|s| s.dtype = Dtype::F16), options("foam"), "layer/vector"),
         (change(3, &|s| s.name = "other".to_string()), options("foam"), "other"),
@@ -262,6 +264,7 @@ fn a_checkpoint_of_another_model_is_refused_and_changes_nothing() {
         (specs(), format!("{} momentum=0", options("foam")), "tensors"),
         (specs(), format!("{} statistic_dtype=f64", options("foam")), "basis"),
         (specs(), format!("{} statistics_period=2", options("foam")), "statistics_period = 1"),
+        (specs(), format!("{} keep_inverse_root=false", options("foam")), "root_spectrum"),
     ];
     for (specs, options, expected) in others {
         let mut other = Run::new(specs, &options);

@@ -176,6 +176,8 @@ fn every_policy_has_the_bits_of_a_handle() {
         "foam_certified",
         "sandwich",
         "foam statistics_period=3",
+        "foam keep_inverse_root=false",
+        "sandwich keep_inverse_root=false refresh_method=qr tau=0.2",
         "sandwich statistics_period=8",
         "grafting_only",
     ] {
@@ -215,6 +217,8 @@ fn every_order_has_the_bits_of_a_handle() {
         let mut race = Race::new("reference", DAMPED, Shape::new(dims, 3, Dtype::F32));
         race.stack.out_of_place = true;
         race.run(60);
+        let bases = format!("{DAMPED} keep_inverse_root=false");
+        Race::new("reference", &bases, Shape::new(dims, 3, Dtype::F32)).run(30);
     }
 }
 

@@ -188,6 +188,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         1..=i32::MAX as i64,
         Fixed("the weight of the statistics in use is counted by it")
     ),
+    flag!(keep_inverse_root, BUFFERS),
 ];
 
 pub(super) fn find(key: &str) -> Result<&'static OptionSpec> {

@@ -298,7 +298,7 @@ fn a_step_that_leaves_the_statistics_alone_has_no_products_for_them() {
     simulated_with(&["eager"], &[], || {
         let specs = equal(3, &[6, 5]);
         for (preset, options, of_statistics) in [
-            ("reference", "epsilon=1e-3 epsilon_max=1 tau=1e6 start_step=4", 2),
+            ("reference", "epsilon=1e-3 epsilon_max=1 tau=1e6 start_step=4 merge_dims=false", 2),
             ("soap", "refresh_schedule=fixed soap_form=exact", 2),
             ("soap", "refresh_schedule=fixed soap_form=in_basis", 2),
         ] {

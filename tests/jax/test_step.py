@@ -35,6 +35,7 @@ VARIANTS = {
     "coupled_decay": dict(decoupled_weight_decay=False, weight_decay=0.1),
     "threads": dict(num_threads=2),
     "sparse_statistics": dict(statistics_period=3),
+    "no_inverse_root": dict(keep_inverse_root=False),
 }
 
 

@@ -127,6 +127,8 @@ layout!(
         kappa_threshold,
         correction_period,
         statistics_period,
+        keep_inverse_root,
+        reserved2,
     }
 );
 layout!(

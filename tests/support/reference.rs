@@ -37,6 +37,7 @@ pub struct Options {
     pub lr: f64,
     pub negative_eigenvalues: &'static str,
     pub statistics_period: u64,
+    pub keep_inverse_root: bool,
 }
 
 impl Options {

@@ -494,7 +494,7 @@ impl Device for Gpu {
         let _current = kernels.device.enter()?;
         self.sensed = orders.len();
         match self.plan.preconditioner {
-            Preconditioner::Shampoo => factor::sense(self, rules, orders),
+            Preconditioner::Shampoo(_) => factor::sense(self, rules, orders),
             Preconditioner::Soap(soap) => soap::sense(self, rules, &soap, orders),
         }
     }
@@ -525,7 +525,7 @@ impl Device for Gpu {
         let kernels = self.kernels.clone();
         let _current = kernels.device.enter()?;
         match self.plan.preconditioner {
-            Preconditioner::Shampoo => factor::refresh(self, rules, orders)?,
+            Preconditioner::Shampoo(_) => factor::refresh(self, rules, orders)?,
             Preconditioner::Soap(soap) => soap::refresh(self, rules, &soap, orders)?,
         }
         Ok(false)
@@ -536,7 +536,7 @@ impl Device for Gpu {
         let _current = kernels.device.enter()?;
         factor::store_records(self, records, pending)?;
         match self.plan.preconditioner {
-            Preconditioner::Shampoo => Ok(()),
+            Preconditioner::Shampoo(_) => Ok(()),
             Preconditioner::Soap(_) => soap::settle(self, pending.len()),
         }
     }
@@ -554,7 +554,7 @@ impl Device for Gpu {
             *marked = batch.preconditioned && bases[batch.stack];
         }
         match self.plan.preconditioner {
-            Preconditioner::Shampoo => step::apply(self, rules),
+            Preconditioner::Shampoo(own) => step::apply(self, rules, own.keeps_root),
             Preconditioner::Soap(soap) => soap::apply(self, rules, &soap),
         }
     }

@@ -7,8 +7,8 @@ use super::cuda::linear::Batch as Matrices;
 use super::factor::{self, Group, List, batch, by_factor, by_tile, first_task, multiply};
 use super::kernels::index;
 use super::layout::{MOST_BLOCKS, Scratch, Turn, factor_bytes};
-use super::step::{self, Along, Blocks, by_block, by_chunk, launch, multiply_along, wide};
-use super::tables::{Drift, Stack, THREADS, Task, task};
+use super::step::{self, Along, Blocks, by_block, by_chunk, launch, multiply_along, turn, wide};
+use super::tables::{Drift, THREADS, Task, task};
 use crate::config::InjectFault;
 use crate::device::{RefreshOrder, SenseOrder};
 use crate::engine::plan::AxisView;
@@ -62,22 +62,6 @@ pub(super) fn apply(gpu: &Gpu, rules: &Rules, soap: &Soap) -> Result<()> {
             launch!(kernels.soap.length, by_block(batch), stream, *view, gate, normalizes)?;
             launch!(kernels.soap.update[w], grid, stream, *view, rules, direction, normalizes)?;
         }
-    }
-    Ok(())
-}
-
-/// Multiplies the blocks by their bases along every axis that has one; the first half holds the result.
-fn turn(
-    gpu: &Gpu,
-    batch: &super::layout::Batch,
-    view: &Stack,
-    acts: Along,
-    halves: &mut [u64; 2],
-) -> Result<()> {
-    for axis in (0..batch.dims.len()).filter(|axis| view.roots[*axis] != 0) {
-        let along = AxisView::new(&batch.dims, axis);
-        multiply_along(gpu, batch.work, Blocks::of(batch), along, (view.roots[axis], acts), *halves)?;
-        halves.swap(0, 1);
     }
     Ok(())
 }
