@@ -476,6 +476,15 @@ typedef struct foam_config {
      * between the spectrum is corrected; policies stale, sandwich (which may refresh then, too) and diagonal_residual.
      */
     int64_t correction_period;
+    /** Gradients enter the statistics at a block's step 1 and at the multiples of this; 1 means at every step. */
+    int64_t statistics_period;
+    /**
+     * Keep an inverse root for every axis (1), or apply basis and spectrum in every step (0): twice the products of a
+     * plain step, and a square less of state for every axis.
+     */
+    int32_t keep_inverse_root;
+    /** Must be 0. */
+    int32_t reserved2;
 } foam_config;
 
 /**
@@ -946,6 +955,9 @@ typedef struct foam_stack {
 
 /** Statistics of an axis in its basis (`soap_form` = in_basis); the lower triangle of their transpose counts. */
 #define FOAM_STACK_ROTATED_STATISTIC 10
+
+/** Eigenvalues of an axis' inverse roots (`keep_inverse_root` = 0). */
+#define FOAM_STACK_ROOT_SPECTRUM 11
 
 /** One state buffer of a stack, as `foam_stack_layout` describes it: row-major and contiguous. */
 typedef struct foam_stack_buffer {
@@ -1704,7 +1716,8 @@ void *foam_xla_accumulate(void *call_frame);
 /**
  * `foam_stack_check` as an XLA FFI handler, as `foam_xla_accumulate`. Operands: info, clock, record,
  * statistic_*, basis_*, spectrum_*, inverse_root_*. Results: record, basis_*, spectrum_*, inverse_root_*,
- * info, workspace. SOAP has other ports (`foam_stack_ports` lists them), and is checked after `foam_xla_apply`.
+ * info, workspace. SOAP, and `keep_inverse_root` = 0, have other ports (`foam_stack_ports` lists them); SOAP is checked
+ * after `foam_xla_apply`.
  *
  * Contract: `call_frame` is a call frame of XLA's.
  */

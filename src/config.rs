@@ -115,6 +115,10 @@ pub struct Config {
     pub refresh_method: RefreshMethod,
     /// Steps between corrections of the spectrum from one scheduled refresh to the next; 0 means none.
     pub correction_period: i64,
+    /// Gradients enter the statistics at step 1 and at the multiples of this.
+    pub statistics_period: i64,
+    /// Keep inverse roots; else every step goes through the basis, which saves a square per side.
+    pub keep_inverse_root: bool,
 }
 
 /// The bound falls as 1/k with the k-th QR step: below this an eigendecomposition is cheaper.
@@ -204,6 +208,8 @@ impl Config {
             kappa_threshold: 0.5,
             refresh_method: RefreshMethod::Evd,
             correction_period: 0,
+            statistics_period: 1,
+            keep_inverse_root: true,
         }
     }
 
@@ -421,6 +427,7 @@ impl Config {
                 self.refresh_method == RefreshMethod::Evd,
                 "refresh_method = evd: its own refreshes are by QR already",
             ),
+            (self.keep_inverse_root, "keep_inverse_root = true: it has none anyway"),
         ];
         if let Some((_, expected)) = fits.iter().find(|(fits, _)| !fits) {
             return Err(Error::invalid(format!(
@@ -463,6 +470,7 @@ mod tests {
             ("check_period", "0", "[1, "),
             ("num_threads", "1000000", "[0, 1024]"),
             ("check_period", "2.5", "whole number"),
+            ("statistics_period", "0", "[1, 2147483647]"),
             ("grafting", "muon", "adagrad"),
             ("nesterov", "maybe", "true or false"),
             ("device", "tpu", "cuda:N"),
@@ -496,6 +504,7 @@ mod tests {
             ("beta2", "1"),
             ("momentum", "0.9"),
             ("start_step", "3"),
+            ("statistics_period", "2"),
             ("root", "4"),
         ];
         for (key, value) in fixed {
@@ -532,6 +541,7 @@ mod tests {
             ("epsilon_mode", "relative"),
             ("correction_period", "5"),
             ("refresh_method", "qr"),
+            ("keep_inverse_root", "false"),
         ] {
             refused("soap", key, value, &format!("expected {key} = "));
         }

@@ -138,6 +138,7 @@ fn a_step_without_a_check_allocates_nothing_on_any_thread() {
             (Dtype::F32, "grafting=sgd momentum=0.9 nesterov=true"),
             (Dtype::F32, "normalized_grafting=true decoupled_weight_decay=false"),
             (Dtype::F32, "statistic_dtype=f64"),
+            (Dtype::F32, "keep_inverse_root=false statistics_period=3"),
             (Dtype::Bf16, ""),
             (Dtype::F16, "policy=grafting_only"),
             (Dtype::F64, ""),

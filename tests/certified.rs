@@ -23,6 +23,7 @@ struct Case {
     epsilon: f64,
     decades: f64,
     exponent_multiplier: f64,
+    statistics_period: usize,
     seed: u64,
 }
 
@@ -39,15 +40,17 @@ impl Case {
             epsilon: 10f64.powf(random.within(-8.0, -1.0)),
             decades: random.within(0.0, 4.0),
             exponent_multiplier: random.pick(&[1.0, 1.0, 0.5, 1.7]),
+            statistics_period: random.pick(&[1, 1, 2, 3]),
             seed,
         }
     }
 
     fn options(&self) -> String {
         let Case { root, exponent_multiplier, beta2, bias_correction, check_period, epsilon, .. } = self;
+        let statistics_period = self.statistics_period;
         format!(
             "root={root} exponent_multiplier={exponent_multiplier} beta2={beta2} bias_correction={bias_correction} check_period={check_period} \
-             epsilon={epsilon} epsilon_max={} lr=0.1",
+             epsilon={epsilon} epsilon_max={} lr=0.1 statistics_period={statistics_period}",
             100.0 * epsilon
         )
     }

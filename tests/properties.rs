@@ -97,11 +97,12 @@ proptest! {
     fn the_inverse_root_undoes_the_damped_statistic(
         rows in 1..10usize, cols in 1..10usize, seed: u64,
         p in prop::sample::select(vec![1.0, 2.0, 2.5, 3.0, 4.0, 7.3]),
-        multiplier in prop::sample::select(vec![1.0, 0.5, 1.82]), epsilon in -5.0..-2.0f64,
+        multiplier in prop::sample::select(vec![1.0, 0.5, 1.82]), epsilon in -5.0..-2.0f64, kept: bool,
     ) {
         let epsilon = 10f64.powf(epsilon);
         let options = format!(
-            "policy=stale check_period=1 beta2=0.9 root={p} exponent_multiplier={multiplier} epsilon={epsilon}"
+            "policy=stale check_period=1 beta2=0.9 root={p} exponent_multiplier={multiplier} epsilon={epsilon} \
+             keep_inverse_root={kept}"
         );
         let mut random = Random::new(seed);
         let gradients = drifting(&mut random, rows, cols, 4);

@@ -117,9 +117,12 @@ fn soap(form: &str, options: &str) -> Run {
 #[test]
 fn a_run_of_soap_resumed_after_any_step_continues_bit_for_bit() {
     for form in ["exact", "in_basis"] {
-        for options in
-            ["", "refresh_schedule=kappa check_period=2 kappa_threshold=0.3", "precondition_1d=true"]
-        {
+        for options in [
+            "",
+            "refresh_schedule=kappa check_period=2 kappa_threshold=0.3",
+            "precondition_1d=true",
+            "statistics_period=3",
+        ] {
             let mut whole = soap(form, options);
             whole.steps(1..=STEPS);
             let stats = whole.model.stats();
@@ -236,7 +239,7 @@ fn a_checkpoint_of_another_model_is_refused_and_changes_nothing() {
         change(&mut specs[index]);
         specs
     };
-    let others: [(Vec<Spec>, String, &str); 7] = [
+    let others: [(Vec<Spec>, String, &str); 9] = [
         (change(0, &|s| s.shape = vec![6, 7]), options("foam"), "blocks"),
         (change(1, &|s| s.dtype = Dtype::F16), options("foam"), "layer/vector"),
         (change(3, &|s| s.name = "other".to_string()), options("foam"), "other"),
@@ -244,6 +247,8 @@ fn a_checkpoint_of_another_model_is_refused_and_changes_nothing() {
         (specs(), format!("{} max_factor_dim=4", options("foam")), "/stack1/axis0/gauges"),
         (specs(), format!("{} momentum=0", options("foam")), "tensors"),
         (specs(), format!("{} statistic_dtype=f64", options("foam")), "basis"),
+        (specs(), format!("{} statistics_period=2", options("foam")), "statistics_period = 1"),
+        (specs(), format!("{} keep_inverse_root=false", options("foam")), "root_spectrum"),
     ];
     for (specs, options, expected) in others {
         let mut other = Run::new(specs, &options);

@@ -181,6 +181,8 @@ fn soap_has_the_bits_of_a_handle() {
             "soap_form=exact refresh_schedule=kappa kappa_threshold=0.2 normalize_grads=true",
             "soap_form=in_basis refresh_schedule=kappa kappa_threshold=0.2 statistic_dtype=f64",
             "soap_form=in_basis statistic_dtype=f64 precondition_1d=true refresh_schedule=geometric",
+            "soap_form=exact statistics_period=2",
+            "soap_form=in_basis statistics_period=5 statistic_dtype=f64",
         ] {
             let options = format!("{options} check_period=3 max_precond_dim=8 num_threads=2");
             let mut race = Race::new("soap", &options, Shape::new(dims, 3, Dtype::F32));
@@ -200,6 +202,8 @@ fn every_order_has_the_bits_of_a_handle() {
         let mut race = Race::new("reference", DAMPED, Shape::new(dims, 3, Dtype::F32));
         race.stack.out_of_place = true;
         race.run(60);
+        let bases = format!("{DAMPED} keep_inverse_root=false");
+        Race::new("reference", &bases, Shape::new(dims, 3, Dtype::F32)).run(30);
     }
 }
 

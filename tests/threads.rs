@@ -97,6 +97,7 @@ fn f32_results_do_not_depend_on_the_number_of_threads() {
     every_thread_count_gives_the_same_bits(Dtype::F32, "foam_certified");
     every_thread_count_gives_the_same_bits(Dtype::F32, "sandwich");
     every_thread_count_gives_the_same_bits(Dtype::F32, "sandwich refresh_method=qr tau=0.1");
+    every_thread_count_gives_the_same_bits(Dtype::F32, "foam keep_inverse_root=false statistics_period=2");
 }
 
 #[test]

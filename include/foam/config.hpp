@@ -179,6 +179,10 @@ template <class Self> class Options : public ConfigBase {
     FOAM_HPP_NUMBER(double, kappa_threshold)
     /** Steps between corrections of the spectrum from one scheduled refresh to the next; 0 means none. */
     FOAM_HPP_NUMBER(int64_t, correction_period)
+    /** Gradients enter the statistics at step 1 and at the multiples of this. */
+    FOAM_HPP_NUMBER(int64_t, statistics_period)
+    /** Keep an inverse root for every axis, or apply basis and spectrum in every step: less state, more products. */
+    FOAM_HPP_SWITCH(keep_inverse_root)
 #undef FOAM_HPP_NUMBER
 #undef FOAM_HPP_SWITCH
 #undef FOAM_HPP_CHOICE

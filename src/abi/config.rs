@@ -247,6 +247,13 @@ pub struct foam_config {
     /// If > 0, `refresh_schedule` says when bases are refreshed whatever the policy finds, and every so many steps in
     /// between the spectrum is corrected; policies stale, sandwich (which may refresh then, too) and diagonal_residual.
     pub correction_period: i64,
+    /// Gradients enter the statistics at a block's step 1 and at the multiples of this; 1 means at every step.
+    pub statistics_period: i64,
+    /// Keep an inverse root for every axis (1), or apply basis and spectrum in every step (0): twice the products of a
+    /// plain step, and a square less of state for every axis.
+    pub keep_inverse_root: i32,
+    /// Must be 0.
+    pub reserved2: i32,
 }
 
 // SAFETY: plain data, first field `struct_size`, every bit pattern valid.
@@ -312,7 +319,10 @@ unsafe impl AbiStruct for foam_config {
         front_steps,
         refresh_growth,
         kappa_threshold,
-        correction_period
+        correction_period,
+        statistics_period,
+        keep_inverse_root,
+        reserved2
     });
 
     fn defaults() -> Self {
@@ -382,6 +392,9 @@ fn from_config(config: &Config) -> foam_config {
         refresh_growth: config.refresh_growth,
         kappa_threshold: config.kappa_threshold,
         correction_period: config.correction_period,
+        statistics_period: config.statistics_period,
+        keep_inverse_root: config.keep_inverse_root.into(),
+        reserved2: 0,
     }
 }
 
@@ -402,8 +415,8 @@ fn switch(key: &str, number: i32) -> Result<bool> {
 
 /// The configuration that the struct describes; ranges are not checked here.
 pub(super) fn to_config(raw: &foam_config) -> Result<Config> {
-    if raw.flags != 0 || raw.reserved != 0 {
-        return Err(Error::invalid("config.flags and config.reserved must be 0"));
+    if raw.flags != 0 || raw.reserved != 0 || raw.reserved2 != 0 {
+        return Err(Error::invalid("config.flags, config.reserved and config.reserved2 must be 0"));
     }
     Ok(Config {
         policy: choice("policy", raw.policy)?,
@@ -455,6 +468,8 @@ pub(super) fn to_config(raw: &foam_config) -> Result<Config> {
         refresh_growth: raw.refresh_growth,
         kappa_threshold: raw.kappa_threshold,
         correction_period: raw.correction_period,
+        statistics_period: raw.statistics_period,
+        keep_inverse_root: switch("keep_inverse_root", raw.keep_inverse_root)?,
         refresh_method: choice("refresh_method", raw.refresh_method)?,
     })
 }

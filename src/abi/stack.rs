@@ -108,6 +108,8 @@ pub const FOAM_STACK_MOMENTUM: i32 = 8;
 pub const FOAM_STACK_FRESH_SPECTRUM: i32 = 9;
 /// Statistics of an axis in its basis (`soap_form` = in_basis); the lower triangle of their transpose counts.
 pub const FOAM_STACK_ROTATED_STATISTIC: i32 = 10;
+/// Eigenvalues of an axis' inverse roots (`keep_inverse_root` = 0).
+pub const FOAM_STACK_ROOT_SPECTRUM: i32 = 11;
 
 /// One state buffer of a stack, as `foam_stack_layout` describes it: row-major and contiguous.
 #[repr(C)]
@@ -338,6 +340,7 @@ fn describe(array: &Array, count: usize) -> Result<foam_stack_buffer> {
         Content::Slot(SlotKind::Basis, _) => FOAM_STACK_BASIS,
         Content::Slot(SlotKind::Spectrum, _) => FOAM_STACK_SPECTRUM,
         Content::Slot(SlotKind::InverseRoot, _) => FOAM_STACK_INVERSE_ROOT,
+        Content::Slot(SlotKind::RootSpectrum, _) => FOAM_STACK_ROOT_SPECTRUM,
         Content::Slot(SlotKind::FreshSpectrum, _) => FOAM_STACK_FRESH_SPECTRUM,
         Content::Slot(SlotKind::Filter, _) => FOAM_STACK_FILTER,
         Content::Slot(SlotKind::Moment, _) => FOAM_STACK_MOMENT,

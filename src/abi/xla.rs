@@ -33,7 +33,8 @@ pub unsafe extern "C" fn foam_xla_accumulate(call_frame: *mut c_void) -> *mut c_
 
 /// `foam_stack_check` as an XLA FFI handler, as `foam_xla_accumulate`. Operands: info, clock, record,
 /// statistic_*, basis_*, spectrum_*, inverse_root_*. Results: record, basis_*, spectrum_*, inverse_root_*,
-/// info, workspace. SOAP has other ports (`foam_stack_ports` lists them), and is checked after `foam_xla_apply`.
+/// info, workspace. SOAP, and `keep_inverse_root` = 0, have other ports (`foam_stack_ports` lists them); SOAP is checked
+/// after `foam_xla_apply`.
 ///
 /// # Safety
 /// `call_frame` is a call frame of XLA's.

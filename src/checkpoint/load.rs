@@ -58,6 +58,7 @@ fn check(optimizer: &Optimizer, source: &mut dyn Source) -> Result<(Found, u64, 
         .take()
         .ok_or_else(|| bad!("the file has no '{KEY}' metadata; expected a checkpoint written by libfoam"))?;
     let mut about = About::read(&text)?;
+    about.check_period(optimizer)?;
     let found = match about.format {
         Some(1) => v1::find(optimizer, &mut header, &mut about, source)?,
         Some(save::FORMAT) => find(optimizer, &layout, &mut header, &mut about, source)?,
@@ -89,6 +90,8 @@ pub struct About {
     format: Option<u64>,
     steps: Option<u64>,
     skipped_steps: Option<u64>,
+    /// The option of that name; none in files that were written before it existed.
+    statistics_period: Option<i64>,
     /// For every column of a record, the field that it holds, if we know it.
     gauges: Vec<Option<usize>>,
     counters: Vec<Option<usize>>,
@@ -123,6 +126,17 @@ impl About {
             columns(reader, Gauges::FIELDS, &mut self.gauges)?;
         } else if key.is("counters") {
             columns(reader, Counters::FIELDS, &mut self.counters)?;
+        } else if key.is("config") {
+            reader.object(|reader, key| {
+                if !key.is("statistics_period") {
+                    return reader.skip();
+                }
+                let mut text = Text::default();
+                reader.string()?.append_to(&mut text)?;
+                let period = text.parse().map_err(|_| bad!("config.statistics_period is no whole number"))?;
+                self.statistics_period = Some(period);
+                Ok(())
+            })?;
         } else if key.is("params") {
             reader.array(|reader| self.param(reader))?;
         } else {
@@ -152,6 +166,17 @@ impl About {
             Ok(())
         })?;
         push(&mut self.params, listed)
+    }
+
+    /// The gradients in the statistics are counted by this option, and not in the state.
+    fn check_period(&self, optimizer: &Optimizer) -> Result<()> {
+        let (found, expected) = (self.statistics_period.unwrap_or(1), optimizer.config().statistics_period);
+        if found != expected {
+            return Err(bad!(
+                "the file was written with statistics_period = {found}, which the weight of its statistics is counted by: expected {expected}, as in this optimizer"
+            ));
+        }
+        Ok(())
     }
 
     /// The file's list of parameters must be the optimizer's, in any order.

@@ -183,6 +183,12 @@ pub const OPTIONS: &[OptionSpec] = &[
         0..=MOST,
         While(|c| c.correction_period > 0, "0 and more than 0 have different buffers")
     ),
+    whole!(
+        statistics_period,
+        1..=i32::MAX as i64,
+        Fixed("the weight of the statistics in use is counted by it")
+    ),
+    flag!(keep_inverse_root, BUFFERS),
 ];
 
 pub(super) fn find(key: &str) -> Result<&'static OptionSpec> {

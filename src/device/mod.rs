@@ -5,7 +5,7 @@
 //! | verb | does | when |
 //! | --- | --- | --- |
 //! | [`Device::inspect`] | ‖G‖² of every block; finds what is not finite | every step, before any write |
-//! | [`Device::accumulate`] | clocks advance, statistic ← β·statistic + (1−β)·G Gᵀ along every axis | every step |
+//! | [`Device::accumulate`] | clocks advance; every `statistics_period` steps statistic ← β·statistic + (1−β)·G Gᵀ along every axis | every step |
 //! | [`Device::sense`] | RC, α, residual of factors in their stale basis | check steps |
 //! | [`Device::readback`] | brings clocks, infos, records and what was sensed to the host | check steps: the one wait |
 //! | [`Device::refresh`] | eigendecompositions, with the never-fail ladder | check steps |
@@ -386,8 +386,9 @@ pub trait Device: Send {
     fn carry(&mut self) -> Result<()>;
     /// Looks at the gradients of all active blocks, before anything is written.
     fn inspect(&mut self, rules: &Rules) -> Result<Inspection>;
-    /// Advances the clocks of the blocks that take part, and updates their statistics.
-    fn accumulate(&mut self, rules: &Rules) -> Result<()>;
+    /// Advances the clocks of the blocks that take part, and updates their statistics. `adds` is false if it is certain
+    /// that no gradient of this call enters the statistics: a device that does not know the clocks leaves out that work.
+    fn accumulate(&mut self, rules: &Rules, adds: bool) -> Result<()>;
     /// Measures factors; the answers come with the readback.
     fn sense(&mut self, rules: &Rules, orders: &[SenseOrder]) -> Result<()>;
     /// Brings to the host what it has to know. On a device that is not synchronous, the one wait of a check.

@@ -255,8 +255,9 @@ impl Engine {
     /// The share of a factor's statistic that can have been lost since its last refresh.
     fn largest_loss(&self, factor: usize) -> f64 {
         let config = &self.config;
-        let refreshed = self.records[factor].counters.last_refresh as u64;
-        bound::largest_loss(config.beta2, config.bias_correction, refreshed, self.step_of(factor))
+        let gradients = |step| cadence::accumulations(config.statistics_period as u64, step);
+        let refreshed = gradients(self.records[factor].counters.last_refresh as u64);
+        bound::largest_loss(config.beta2, config.bias_correction, refreshed, gradients(self.step_of(factor)))
     }
 
     /// g(m) of the proven bound, for a factor at its current time.

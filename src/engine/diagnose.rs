@@ -52,6 +52,9 @@ impl Optimizer {
     /// basis, if it is kept there); the basis has one eigenvector per row.
     pub fn factor_matrix(&mut self, factor: usize, kind: SlotKind) -> Result<Array2<f64>> {
         let plan = &self.plan().factors[factor];
+        if let (SlotKind::InverseRoot, Some(roots), Some(basis)) = (kind, plan.root_spectrum, plan.basis) {
+            return self.composed(basis, roots);
+        }
         let slot = match kind {
             SlotKind::Statistic => plan.statistic,
             SlotKind::Basis => plan.basis,
@@ -84,6 +87,16 @@ impl Optimizer {
         let lower = |k: usize| (k / dim).max(k % dim) + (k / dim).min(k % dim) * dim;
         let whole = (0..dim * dim).map(|k| weight * values[lower(k)]);
         shaped(listed(whole, "a factor's matrix")?)
+    }
+
+    /// Q diag(r) Qᵀ: the inverse root where none is kept.
+    fn composed(&mut self, basis: usize, roots: usize) -> Result<Array2<f64>> {
+        let (q, r) = (self.slot_values(basis)?, self.slot_values(roots)?);
+        let n = r.len();
+        let entry = |k: usize| (0..n).map(|j| q[j * n + k / n] * r[j] * q[j * n + k % n]).sum::<f64>();
+        let values = listed((0..n * n).map(entry), "a factor's matrix")?;
+        Array2::from_shape_vec((n, n), values)
+            .map_err(|_| Error::invalid("a factor's buffer has another size"))
     }
 
     fn slot_values(&mut self, slot: usize) -> Result<Vec<f64>> {

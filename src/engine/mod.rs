@@ -26,7 +26,7 @@ use crate::device::{Device, INFO_IDLE, INFO_NOT_FINITE, Inspection, Readback};
 use crate::error::{Error, Result};
 use crate::memory::{Allocator, Counted, boxed, filled, listed};
 use crate::preconditioner::diagnosis::Findings;
-use crate::preconditioner::{FactorRecord, policy};
+use crate::preconditioner::{FactorRecord, cadence, policy};
 use plan::Plan;
 use rules::Rules;
 use stats::{Totals, Verb};
@@ -60,6 +60,8 @@ pub struct Engine {
     /// The state is the caller's: clocks and records have to be read in every call.
     borrowed: bool,
     readback: Readback,
+    /// Steps since the last readback.
+    unconfirmed: u64,
     lists: check::Lists,
     bases: Vec<bool>,
     totals: Totals,
@@ -90,6 +92,7 @@ impl Engine {
             recording: false,
             borrowed: allocator.is_none(),
             readback: Readback::with_room(plan.blocks.len(), plan.factors.len())?,
+            unconfirmed: 0,
             lists: check::Lists::with_room(
                 plan.factors.len(),
                 if device.is_synchronous() { 0 } else { plan.factors.len() },
@@ -122,7 +125,8 @@ impl Engine {
         if self.fault() == InjectFault::Panic && knows_the_step {
             panic!("injected fault: panic");
         }
-        self.timed(Verb::Accumulate, |this| this.device.accumulate(rules))?;
+        let adds = self.may_add(rules);
+        self.timed(Verb::Accumulate, |this| this.device.accumulate(rules, adds))?;
         if self.recording {
             return Ok(());
         }
@@ -131,6 +135,19 @@ impl Engine {
             *clock = if *takes_part { rules.tick(*clock).clock } else { *clock };
         }
         Ok(())
+    }
+
+    /// Whether a gradient of the step under way may enter the statistics. The device may have refused steps that the
+    /// host has not heard of: a block's clock can be behind by as many.
+    fn may_add(&mut self, rules: &Rules) -> bool {
+        if self.borrowed || self.recording || rules.statistics_period == 1 {
+            return true;
+        }
+        let unknown = self.unconfirmed;
+        self.unconfirmed += 1;
+        let mut own = self.clocks.iter().zip(&self.takes_part).filter(|(_, takes_part)| **takes_part);
+        let gradients = |step| cadence::accumulations(rules.statistics_period as u64, step);
+        own.any(|(clock, _)| gradients(clock.step.saturating_sub(unknown)) < gradients(clock.step + 1))
     }
 
     /// Last part of a step: moments, direction, momentum, and the parameters or their updates.
@@ -148,6 +165,7 @@ impl Engine {
     /// Asks the device what the host has to know, and takes it over. Refuses clocks and records that no verb wrote.
     fn ask(&mut self) -> Result<()> {
         self.device.readback(&mut self.readback)?;
+        self.unconfirmed = 0;
         if self.borrowed {
             self.refuse_foreign_words()?;
         }

@@ -116,6 +116,7 @@ impl Plan {
                         &mut factor.basis,
                         &mut factor.spectrum,
                         &mut factor.inverse_root,
+                        &mut factor.root_spectrum,
                         &mut factor.fresh_spectrum,
                     ] {
                         *slot = slot.map(moved);

@@ -163,6 +163,8 @@ pub struct FactorPlan {
     pub spectrum: Option<SlotId>,
     /// The inverse root in use, where there is one.
     pub inverse_root: Option<SlotId>,
+    /// The damped spectrum to the power, where there is no inverse root.
+    pub root_spectrum: Option<SlotId>,
     /// The spectrum of the last refresh, where the policy needs it.
     pub fresh_spectrum: Option<SlotId>,
 }
@@ -261,6 +263,15 @@ impl Plan {
             );
             return Err(Error::invalid(message).at(index));
         }
+        if preconditioned && !config.keep_inverse_root && work != statistic {
+            let message = format!(
+                "parameter '{}': keep_inverse_root = false with a basis in {} and steps in {}: the basis is used in every step; expected statistic_dtype = auto, or keep_inverse_root = true",
+                spec.name,
+                statistic.element().name(),
+                work.element().name()
+            );
+            return Err(Error::invalid(message).at(index));
+        }
         for number in 0..count {
             let at = unravel(number, &chunks)?;
             let dims = listed(at.iter().zip(&shape).map(|(c, d)| limit.min(d - c * limit)), LISTS)?;
@@ -304,6 +315,7 @@ impl Plan {
                     basis: own(SlotKind::Basis),
                     spectrum: own(SlotKind::Spectrum),
                     inverse_root: own(SlotKind::InverseRoot),
+                    root_spectrum: own(SlotKind::RootSpectrum),
                     fresh_spectrum: own(SlotKind::FreshSpectrum),
                 }
             };
@@ -442,6 +454,22 @@ mod tests {
         starts.sort_unstable();
         starts.dedup();
         assert_eq!(starts.len(), plan.slots.len());
+    }
+
+    #[test]
+    fn without_inverse_roots_the_state_has_two_squares_per_side() {
+        let bytes = |keep_inverse_root| {
+            let config = Config { keep_inverse_root, merge_dims: false, ..Config::reference() };
+            Plan::new(&config, vec![spec(&[64, 128])]).unwrap().state_bytes
+        };
+        let size = DType::F32.size();
+        assert_eq!(bytes(true) - bytes(false), size * (64 * 64 + 128 * 128 - 64 - 128));
+        let mixed =
+            Config { keep_inverse_root: false, statistic_dtype: StatisticDtype::F64, ..Config::reference() };
+        let message = Plan::new(&mixed, vec![spec(&[64, 128])]).unwrap_err().message;
+        for part in ["'w'", "keep_inverse_root = false", "f64", "f32", "statistic_dtype = auto"] {
+            assert!(message.contains(part), "{message}");
+        }
     }
 
     #[test]

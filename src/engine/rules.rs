@@ -85,14 +85,14 @@ pub struct Rules {
     pub decoupled: i32,
     /// The filtered gradient is divided by 1 − β₁ᵗ.
     pub filter_correction: i32,
-    /// The statistic is divided by 1 − β₂ᵗ.
+    /// The statistic is divided by 1 − β₂ⁿ, n the gradients in it.
     pub statistic_correction: i32,
     /// The moment is divided by 1 − βᵗ.
     pub moment_correction: i32,
     /// `moment_epsilon` is a share of the gradient's root mean square.
     pub moment_relative: i32,
-    /// 0.
-    pub reserved: i32,
+    /// Gradients enter the statistics at step 1 and at the multiples of this.
+    pub statistics_period: i32,
 }
 
 /// A clock's next tick, and how the gradient enters the statistics in it.
@@ -100,6 +100,8 @@ pub struct Rules {
 pub struct Tick {
     /// The clock afterwards.
     pub clock: Clock,
+    /// The gradient enters the statistics.
+    pub accumulates: bool,
     /// The stored statistics are multiplied by it first (1 in nearly every step).
     pub decay: f64,
     /// G Gᵀ enters the stored statistics with this weight.
@@ -141,21 +143,32 @@ impl Rules {
             statistic_correction: corrects(config.bias_correction, config.beta2),
             moment_correction: corrects(graft.corrects && corrected, config.grafting_beta2),
             moment_relative: i32::from(relative),
-            reserved: 0,
+            // Validated to fit.
+            statistics_period: config.statistics_period as i32,
         }
     }
 
-    /// L = w·S with a stored S: L ← βL + (1−β)GGᵀ becomes w ← βw, S ← S + (1−β)/w·GGᵀ.
+    /// L = w·S with a stored S: L ← βL + (1−β)GGᵀ becomes w ← βw, S ← S + (1−β)/w·GGᵀ. In a step that leaves the
+    /// statistics alone only the step is counted.
     pub fn tick(&self, clock: Clock) -> Tick {
         let step = clock.step + 1;
+        if !self.accumulates(step) {
+            return Tick { clock: Clock { step, ..clock }, accumulates: false, decay: 1.0, gain: 0.0 };
+        }
+        let at = |weight, decay, gain| Tick { clock: Clock { step, weight }, accumulates: true, decay, gain };
         if self.beta2 >= 1.0 {
-            return Tick { clock: Clock { step, weight: 1.0 }, decay: 1.0, gain: 1.0 };
+            return at(1.0, 1.0, 1.0);
         }
         let weight = clock.weight * self.beta2;
         if weight < LEAST_WEIGHT {
-            return Tick { clock: Clock { step, weight: 1.0 }, decay: weight, gain: 1.0 - self.beta2 };
+            return at(1.0, weight, 1.0 - self.beta2);
         }
-        Tick { clock: Clock { step, weight }, decay: 1.0, gain: (1.0 - self.beta2) / weight }
+        at(weight, 1.0, (1.0 - self.beta2) / weight)
+    }
+
+    /// Whether the gradient of a block's step `t` enters its statistics.
+    pub fn accumulates(&self, t: u64) -> bool {
+        cadence::accumulates(self.statistics_period as u64, t)
     }
 
     /// The filtered gradient of a block at its step `t` is divided by it.
@@ -170,7 +183,8 @@ impl Rules {
 
     /// The stored statistic times this is what the paper (or the authors' code) decomposes.
     pub fn statistic_scale(&self, clock: Clock) -> f64 {
-        clock.weight / correction(self.statistic_correction, self.log_beta2, clock.step)
+        let count = cadence::accumulations(self.statistics_period as u64, clock.step);
+        clock.weight / correction(self.statistic_correction, self.log_beta2, count)
     }
 
     /// The gradient that enters the grafted moment is multiplied by it.
@@ -229,14 +243,21 @@ mod tests {
 
     #[test]
     fn ticks_carry_the_average_and_rescale_in_time() {
-        let rules = Rules::new(&Config { beta2: 0.9, ..Config::reference() }, -1.0, 1.0);
-        let (mut clock, mut stored, mut plain) = (Clock::START, 0.0, 0.0);
-        for _ in 0..100 {
-            let tick = rules.tick(clock);
-            stored = tick.decay * stored + tick.gain;
-            plain = 0.9 * plain + 0.1;
-            clock = tick.clock;
-            assert!(clock.weight >= LEAST_WEIGHT && (clock.weight * stored - plain).abs() < 1e-14);
+        for period in [1, 2, 3, 7] {
+            let config = Config { beta2: 0.9, statistics_period: period, ..Config::reference() };
+            let rules = Rules::new(&config, -1.0, 1.0);
+            let (mut clock, mut stored, mut plain) = (Clock::START, 0.0, 0.0);
+            for t in 1..=200 {
+                let tick = rules.tick(clock);
+                let added = t == 1 || t % period == 0;
+                assert_eq!((tick.accumulates, tick.clock.step), (added, t as u64));
+                stored = tick.decay * stored + tick.gain;
+                plain = if added { 0.9 * plain + 0.1 } else { plain };
+                clock = tick.clock;
+                assert!(clock.weight >= LEAST_WEIGHT && (clock.weight * stored - plain).abs() < 1e-14);
+                // The average of ones, corrected, is one.
+                assert!((rules.statistic_scale(clock) * stored - 1.0).abs() < 1e-12, "{period}: step {t}");
+            }
         }
     }
 }

@@ -47,7 +47,8 @@ pub fn growth(exponent: f64, m: f64) -> f64 {
     (-exponent * (-m).ln_1p()).exp_m1() / (exponent * m)
 }
 
-/// m after `t − refreshed` steps: 1 − β^ℓ, times the change of the bias correction if there is one.
+/// m when the gradients in the statistic went from `refreshed` to `t` of them: 1 − β^ℓ, times the change of the bias
+/// correction if there is one.
 pub fn largest_loss(beta: f64, bias_correction: bool, refreshed: u64, t: u64) -> f64 {
     if beta >= 1.0 {
         return 0.0;

@@ -74,6 +74,19 @@ fn is_past_first_check(config: &Config, t: u64) -> bool {
     }
 }
 
+/// Whether the gradient of a block's step `t` (from 1) enters its statistics: the first one does, so that a first
+/// check finds something, and then every `period`-th.
+pub fn accumulates(period: u64, t: u64) -> bool {
+    t == 1 || t.is_multiple_of(period)
+}
+
+/// How many gradients are in the statistics of a block at its step `t`: what their weight and their bias correction
+/// count.
+pub fn accumulations(period: u64, t: u64) -> u64 {
+    // With a period of 1 the first step is one of the multiples.
+    t / period + u64::from(period > 1 && t > 0)
+}
+
 /// 1 − βᵗ, or 1 where there is nothing to correct.
 pub fn bias_correction(enabled: bool, beta: f64, t: u64) -> f64 {
     if !enabled || beta >= 1.0 || beta == 0.0 {
@@ -162,6 +175,16 @@ mod tests {
         let paper = Config { cadence: Cadence::Paper, ..config.clone() };
         assert_eq!(checks(&paper, 30), [1, 2, 4, 6, 10, 11, 16, 21, 26, 28]);
         assert!(forced(&Config { correction_period: 0, ..config }).is_empty());
+    }
+
+    #[test]
+    fn accumulations_are_the_steps_that_accumulate() {
+        for period in 1..6 {
+            for t in 0..40 {
+                let counted = (1..=t).filter(|t| accumulates(period, *t)).count() as u64;
+                assert_eq!(accumulations(period, t), counted, "period {period}, step {t}");
+            }
+        }
     }
 
     #[test]

@@ -21,11 +21,10 @@ use policy::{Action, Sensed};
 
 /// A preconditioner: which arrays it keeps, in which order the verbs of a step run, what each of them uses, and how
 /// a factor is judged at a check. How its direction is formed are the device's verbs.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Preconditioner {
     /// Inverse roots of the statistics.
-    #[default]
-    Shampoo,
+    Shampoo(shampoo::Shampoo),
     /// Adam in the eigenbasis of the statistics.
     Soap(soap::Soap),
 }
@@ -41,11 +40,17 @@ pub enum Access {
     Writes,
 }
 
+impl Default for Preconditioner {
+    fn default() -> Self {
+        Preconditioner::Shampoo(shampoo::Shampoo { keeps_root: true })
+    }
+}
+
 impl Preconditioner {
     /// The configuration's preconditioner.
     pub fn of(config: &Config) -> Preconditioner {
         match config.preconditioner {
-            PreconditionerName::Shampoo => Preconditioner::Shampoo,
+            PreconditionerName::Shampoo => Preconditioner::Shampoo(shampoo::Shampoo::of(config)),
             PreconditionerName::Soap => Preconditioner::Soap(soap::Soap::of(config)),
         }
     }
@@ -60,7 +65,7 @@ impl Preconditioner {
         arrays: &mut Vec<Array>,
     ) -> Result<()> {
         match self {
-            Preconditioner::Shampoo => shampoo::arrays(config, dims, statistic, work, arrays),
+            Preconditioner::Shampoo(own) => own.arrays(config, dims, statistic, work, arrays),
             Preconditioner::Soap(soap) => soap.arrays(dims, statistic, work, arrays),
         }
     }
@@ -68,7 +73,7 @@ impl Preconditioner {
     /// Whether a side gets a basis in a block of order `order`.
     pub fn has_basis(&self, order: usize, side: usize) -> bool {
         match self {
-            Preconditioner::Shampoo => true,
+            Preconditioner::Shampoo(_) => true,
             Preconditioner::Soap(soap) => soap.has_basis(order, side),
         }
     }
@@ -76,7 +81,7 @@ impl Preconditioner {
     /// The largest side that merging may give, for blocks of at most `limit`.
     pub fn merge_limit(&self, limit: usize) -> usize {
         match self {
-            Preconditioner::Shampoo => limit,
+            Preconditioner::Shampoo(_) => limit,
             Preconditioner::Soap(soap) => limit.min(soap.largest_side),
         }
     }
@@ -84,7 +89,7 @@ impl Preconditioner {
     /// The verbs of a step, in the order in which they run.
     pub fn order(&self) -> [Verb; 3] {
         match self {
-            Preconditioner::Shampoo => [Verb::Accumulate, Verb::Check, Verb::Apply],
+            Preconditioner::Shampoo(_) => [Verb::Accumulate, Verb::Check, Verb::Apply],
             // The basis that is refreshed with this gradient serves from the next step on.
             Preconditioner::Soap(_) => [Verb::Accumulate, Verb::Apply, Verb::Check],
         }
@@ -93,27 +98,27 @@ impl Preconditioner {
     /// What `verb` does with an array of numbers.
     pub fn access(&self, verb: Verb, kind: SlotKind) -> Access {
         match self {
-            Preconditioner::Shampoo => shampoo::access(verb, kind),
+            Preconditioner::Shampoo(own) => own.access(verb, kind),
             Preconditioner::Soap(soap) => soap.access(verb, kind),
         }
     }
 
     /// Whether inverse roots are formed at a check.
     pub fn has_roots(&self) -> bool {
-        *self == Preconditioner::Shampoo
+        matches!(self, Preconditioner::Shampoo(_))
     }
 
     /// Whether a factor's last decomposition failed, so that a device that climbs one rung per check tries the next.
     /// SOAP decomposes only until there is a first basis; a power iteration that fails is the same again.
     pub fn decomposes_again(&self, record: &FactorRecord) -> bool {
-        let wants = *self == Preconditioner::Shampoo || record.counters.evd_calls == 0;
+        let wants = self.has_roots() || record.counters.evd_calls == 0;
         wants && record.refresh_failed()
     }
 
     /// Whether a factor with a basis is measured before it is decided about.
     pub fn senses(&self, config: &Config) -> bool {
         match self {
-            Preconditioner::Shampoo => policy::senses(config),
+            Preconditioner::Shampoo(_) => policy::senses(config),
             Preconditioner::Soap(_) => soap::senses(config),
         }
     }
@@ -129,7 +134,7 @@ impl Preconditioner {
         damping: Damping,
     ) -> Action {
         match self {
-            Preconditioner::Shampoo => policy::decide(config, record, sensed, exponent, growth, damping),
+            Preconditioner::Shampoo(_) => policy::decide(config, record, sensed, exponent, growth, damping),
             Preconditioner::Soap(_) => soap::decide(config, record, sensed),
         }
     }

@@ -9,43 +9,63 @@ use crate::error::Result;
 use crate::memory::push;
 use crate::tensor::Precision;
 
-/// Statistic, basis, spectrum and inverse root of every axis, and the spectrum of the last refresh where the policy
-/// needs it (after QR steps: numbers that diag(·) of them is a lower bound of QᵀAQ); kind by kind, axis by axis.
-pub fn arrays(
-    config: &Config,
-    dims: &[usize],
-    statistic: Precision,
-    work: Precision,
-    arrays: &mut Vec<Array>,
-) -> Result<()> {
-    let kinds = [
-        (SlotKind::Statistic, statistic),
-        (SlotKind::Basis, statistic),
-        (SlotKind::Spectrum, statistic),
-        (SlotKind::InverseRoot, work),
-        (SlotKind::FreshSpectrum, statistic),
-    ];
-    let kinds = if policy::certifies(config.policy) { &kinds[..] } else { &kinds[..4] };
-    for &(kind, precision) in kinds {
-        for (axis, dim) in dims.iter().enumerate() {
-            let square = [*dim, *dim];
-            let tail = if kind.is_vector() { &square[..1] } else { &square[..] };
-            push(arrays, Array::numbers(kind, Some(axis), precision, tail)?, "the plan of blocks")?;
-        }
-    }
-    Ok(())
+/// Shampoo's options that shape its state and its verbs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shampoo {
+    /// The inverse root is kept; else every step goes through the basis: Q (D + ε)^(−1/p) Qᵀ G.
+    pub keeps_root: bool,
 }
 
-/// What `verb` does with an array of numbers.
-pub fn access(verb: Verb, kind: SlotKind) -> Access {
-    use Access::{None, Reads, Writes};
-    use SlotKind::{Basis, Filter, FreshSpectrum, InverseRoot, Moment, Momentum, Spectrum, Statistic};
-    match (verb, kind) {
-        (Verb::Accumulate, Statistic) => Writes,
-        (Verb::Check, Statistic) => Reads,
-        (Verb::Check, Basis | Spectrum | InverseRoot | FreshSpectrum) => Writes,
-        (Verb::Apply, InverseRoot) => Reads,
-        (Verb::Apply, Filter | Moment | Momentum) => Writes,
-        _ => None,
+impl Shampoo {
+    /// The configuration's.
+    pub fn of(config: &Config) -> Shampoo {
+        Shampoo { keeps_root: config.keep_inverse_root }
+    }
+
+    /// Statistic, basis, spectrum and inverse root (or the numbers that stand for it in the basis) of every axis, and
+    /// the spectrum of the last refresh where the policy needs it (after QR steps: numbers that diag(·) of them is a
+    /// lower bound of QᵀAQ); kind by kind, axis by axis.
+    pub fn arrays(
+        &self,
+        config: &Config,
+        dims: &[usize],
+        statistic: Precision,
+        work: Precision,
+        arrays: &mut Vec<Array>,
+    ) -> Result<()> {
+        let root = if self.keeps_root { SlotKind::InverseRoot } else { SlotKind::RootSpectrum };
+        let kinds = [
+            (SlotKind::Statistic, statistic),
+            (SlotKind::Basis, statistic),
+            (SlotKind::Spectrum, statistic),
+            (root, work),
+            (SlotKind::FreshSpectrum, statistic),
+        ];
+        let kinds = if policy::certifies(config.policy) { &kinds[..] } else { &kinds[..4] };
+        for &(kind, precision) in kinds {
+            for (axis, dim) in dims.iter().enumerate() {
+                let square = [*dim, *dim];
+                let tail = if kind.is_vector() { &square[..1] } else { &square[..] };
+                push(arrays, Array::numbers(kind, Some(axis), precision, tail)?, "the plan of blocks")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What `verb` does with an array of numbers.
+    pub fn access(&self, verb: Verb, kind: SlotKind) -> Access {
+        use Access::{None, Reads, Writes};
+        use SlotKind::{
+            Basis, Filter, FreshSpectrum, InverseRoot, Moment, Momentum, RootSpectrum, Spectrum, Statistic,
+        };
+        match (verb, kind) {
+            (Verb::Accumulate, Statistic) => Writes,
+            (Verb::Check, Statistic) => Reads,
+            (Verb::Check, Basis | Spectrum | InverseRoot | RootSpectrum | FreshSpectrum) => Writes,
+            (Verb::Apply, InverseRoot | RootSpectrum) => Reads,
+            (Verb::Apply, Basis) if !self.keeps_root => Reads,
+            (Verb::Apply, Filter | Moment | Momentum) => Writes,
+            _ => None,
+        }
     }
 }

@@ -81,6 +81,8 @@ static void every_option_by_type() {
     OPTION(refresh_growth, 2.5, "2.5");
     OPTION(kappa_threshold, 0.25, "0.25");
     OPTION(correction_period, 7, "7");
+    OPTION(statistics_period, 3, "3");
+    OPTION(keep_inverse_root, false, "false");
     option(seen, "device", "cuda:2", [](foam::Config &config) {
         config.device(foam::DeviceType::cuda, 2);
         EXPECT(config.device().device_type == FOAM_DEVICE_CUDA && config.device().device_id == 2);

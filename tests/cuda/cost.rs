@@ -322,6 +322,41 @@ fn handlers_cost_the_same_for_one_block_and_for_a_hundred() {
     });
 }
 
+/// Gradients that do not enter the statistics cost no product: the host leaves them out where it is certain. After a
+/// gradient that may have entered it is not, until the next check.
+#[test]
+fn a_step_that_leaves_the_statistics_alone_has_no_products_for_them() {
+    simulated_with(&["eager"], &[], || {
+        let specs = equal(3, &[6, 5]);
+        for (preset, options, of_statistics) in [
+            ("reference", "epsilon=1e-3 epsilon_max=1 tau=1e6 start_step=4 merge_dims=false", 2),
+            ("soap", "refresh_schedule=fixed soap_form=exact", 2),
+            ("soap", "refresh_schedule=fixed soap_form=in_basis", 2),
+        ] {
+            let products = |period: usize| -> Vec<u64> {
+                let trainer = Trainer::of(preset, &specs, &format!("{options} statistics_period={period}"));
+                (1..=12).map(|_| trainer.step().products).collect()
+            };
+            let (every, sparse, between) = (products(1), products(4), products(2));
+            // The reference checks at 4, 8, 12, SOAP at 1, 5, 9.
+            let checks = |t: usize| if preset == "soap" { t % 4 == 1 } else { t % 4 == 0 };
+            let (mut unsure_of_4, mut unsure_of_2) = (true, true);
+            for t in 1..=12 {
+                let saved = |unsure: &mut bool, period: usize| {
+                    *unsure = *unsure || t == 1 || t % period == 0;
+                    let saved = if *unsure { 0 } else { of_statistics };
+                    *unsure = *unsure && !checks(t);
+                    saved
+                };
+                let expected = saved(&mut unsure_of_4, 4);
+                assert_eq!(every[t - 1] - sparse[t - 1], expected, "{preset} {options}: step {t}");
+                let expected = saved(&mut unsure_of_2, 2);
+                assert_eq!(every[t - 1] - between[t - 1], expected, "{preset} {options}: step {t}");
+            }
+        }
+    });
+}
+
 /// A plain step of SOAP, a check that only measures, and one that refreshes.
 fn costs_of_soap(specs: &[Spec], options: &str) -> [Cost; 3] {
     let trainer =

@@ -153,6 +153,12 @@ fn every_policy_agrees_with_the_cpu() {
             "diagonal_residual",
             "foam_certified",
             "sandwich",
+            "foam statistics_period=2",
+            "foam keep_inverse_root=false",
+            "sandwich keep_inverse_root=false",
+            // The same, for a vector of eight.
+            "sandwich statistics_period=2 start_step=20",
+            "foam statistics_period=4",
             "grafting_only",
         ] {
             parity("reference", &format!("policy={policy}"), Dtype::F64, Dtype::F64, 1e-9);
@@ -176,6 +182,9 @@ fn every_option_of_the_step_agrees_with_the_cpu() {
             "beta1=0",
             "beta2=1",
             "beta2=0.5",
+            "beta2=0.5 statistics_period=3",
+            "beta2=1 statistics_period=2",
+            "grafting=none keep_inverse_root=false epsilon_mode=relative epsilon=1e-3 epsilon_max=1e-1",
             "bias_correction=false start_step=7",
             "decoupled_weight_decay=false weight_decay=0.1",
             "weight_decay=0.1 momentum=0.5",

@@ -172,6 +172,8 @@ fn every_option_agrees_with_the_cpu() {
                 "beta1=0",
                 "beta2=1 front_steps=6",
                 "beta2=0.5 weight_decay=0.1",
+                "statistics_period=2",
+                "statistics_period=5 beta2=1 front_steps=6",
                 "grafting_epsilon=1e-3 grafting_beta2=0.8",
             ] {
                 parity(&format!("soap_form={form} {options}"), Dtype::F64, Dtype::F64, 1e-9);

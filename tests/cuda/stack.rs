@@ -133,8 +133,10 @@ impl Calls {
         let rest = [info.clone(), workspace.clone()];
         let (clock, record) = (self.part(&["clock"]), self.part(&["record"]));
         let statistics = self.part(&["statistic", "rotated_statistic"]);
-        let matrices = self.part(&["basis", "spectrum", "inverse_root", "fresh_spectrum"]);
-        let (roots, moments) = (self.part(&["inverse_root"]), self.part(&["filter", "moment"]));
+        let matrices = self.part(&["basis", "spectrum", "inverse_root", "root_spectrum", "fresh_spectrum"]);
+        let through_basis = self.names.iter().any(|name| name.starts_with("root_spectrum"));
+        let roots: &[&str] = if through_basis { &["basis", "root_spectrum"] } else { &["inverse_root"] };
+        let (roots, moments) = (self.part(roots), self.part(&["filter", "moment"]));
         let join = |lists: &[&[(usize, Buffer)]]| lists.concat();
         let args = join(&[&[grads.clone(), params.clone(), active], &clock, &statistics]);
         let accumulate = self.run(foam_xla_accumulate_cuda, &args, &join(&[&clock, &statistics, &rest]));
@@ -270,6 +272,8 @@ fn every_policy_and_option_agrees() {
             "foam_certified",
             "sandwich",
             "stale correction_period=2 refresh_schedule=geometric",
+            "foam statistics_period=3",
+            "sandwich keep_inverse_root=false",
         ] {
             race(&format!("policy={policy}"), &[6, 5], 3, 14);
         }
@@ -293,6 +297,7 @@ fn the_handlers_do_what_a_handle_does_with_soap() {
             race_of("soap", &format!("{plain} refresh_schedule=kappa kappa_threshold=0.3"), &[6, 5], 3, 12);
             race_of("soap", &format!("{plain} max_precond_dim=5 normalize_grads=true"), &[6, 5], 3, 12);
             race_of("soap", &format!("{plain} precondition_1d=true"), &[7], 3, 8);
+            race_of("soap", &format!("{plain} statistics_period=2"), &[6, 5], 3, 12);
             race_of("soap", plain.as_str(), &[7], 3, 8);
             race_of("soap", &format!("{plain} statistic_dtype=f64"), &[4, 3, 2], 3, 12);
             race_of("soap", &format!("{plain} inject_fault=evd_all"), &[5, 4], 1, 8);

@@ -38,6 +38,8 @@ VARIANTS = {
     "momentum_decay": dict(momentum=0.5, weight_decay=0.1),
     "coupled_decay": dict(decoupled_weight_decay=False, weight_decay=0.1),
     "threads": dict(num_threads=2),
+    "sparse_statistics": dict(statistics_period=3),
+    "no_inverse_root": dict(keep_inverse_root=False),
 }
 
 
@@ -70,6 +72,7 @@ SOAPS = {
     "geometric": dict(refresh_schedule="geometric", refresh_growth=2, precondition_1d=True),
     "identity": dict(max_precond_dim=10, normalize_grads=True, soap_form="exact"),
     "blocks": dict(max_factor_dim=10, merge_dims=True),
+    "sparse_statistics": dict(statistics_period=2),
 }
 
 

@@ -50,4 +50,4 @@ def test_the_table_of_memory_is_what_its_program_prints(command, tmp_path):
     (program,) = (case.values[0] for case in PROGRAMS if case.id.startswith("docs/memory.md"))
     printed = command("-c", program, cwd=tmp_path).stdout.splitlines()
     lines = (ROOT / "docs/memory.md").read_text().splitlines()
-    assert len(printed) == 2 and set(printed) <= set(lines), printed
+    assert len(printed) == 4 and set(printed) <= set(lines), printed

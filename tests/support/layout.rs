@@ -126,6 +126,9 @@ layout!(
         refresh_growth,
         kappa_threshold,
         correction_period,
+        statistics_period,
+        keep_inverse_root,
+        reserved2,
     }
 );
 layout!(

@@ -29,6 +29,10 @@ pub fn policies_and_schedules() -> impl Iterator<Item = &'static str> {
         "sandwich refresh_method=qr tau=0.2",
         "stale refresh_schedule=geometric correction_period=2",
         "sandwich refresh_schedule=geometric correction_period=2",
+        "foam statistics_period=3",
+        "sandwich statistics_period=4",
+        "foam keep_inverse_root=false",
+        "sandwich keep_inverse_root=false refresh_method=qr tau=0.2",
     ];
     POLICIES.into_iter().chain(others)
 }

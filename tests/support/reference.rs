@@ -36,6 +36,8 @@ pub struct Options {
     pub decoupled_weight_decay: bool,
     pub lr: f64,
     pub negative_eigenvalues: &'static str,
+    pub statistics_period: u64,
+    pub keep_inverse_root: bool,
 }
 
 impl Options {
@@ -80,6 +82,8 @@ pub struct Reference {
     pub dims: Vec<usize>,
     pub factors: Vec<Factor>,
     time: u64,
+    /// Gradients in the statistics.
+    gradients: i32,
     filter: Vec<f64>,
     moment: Vec<f64>,
     momentum: Vec<f64>,
@@ -103,7 +107,7 @@ impl Reference {
         let preconditioned = options.policy != "grafting_only";
         let factors = dims.iter().enumerate().filter(|_| preconditioned).map(factor).collect();
         let (filter, moment, momentum) = (zero.clone(), zero.clone(), zero);
-        Reference { factors, options, dims: dims.to_vec(), time: 0, filter, moment, momentum }
+        Reference { factors, options, dims: dims.to_vec(), time: 0, gradients: 0, filter, moment, momentum }
     }
 
     /// One step on `w` with gradient `g`.
@@ -115,9 +119,12 @@ impl Reference {
             g.iter_mut().zip(&*w).for_each(|(g, w)| *g += o.weight_decay * w);
         }
         let (keep, take) = if o.beta2 == 1.0 { (1.0, 1.0) } else { (o.beta2, 1.0 - o.beta2) };
-        for (axis, factor) in self.factors.iter_mut().enumerate() {
-            let outer = outer_product(&self.dims, axis, &g);
-            factor.statistic = &factor.statistic * keep + outer * take;
+        if t == 1 || t.is_multiple_of(o.statistics_period) {
+            self.gradients += 1;
+            for (axis, factor) in self.factors.iter_mut().enumerate() {
+                let outer = outer_product(&self.dims, axis, &g);
+                factor.statistic = &factor.statistic * keep + outer * take;
+            }
         }
         let size = length(&g) + 1e-16;
         let unit: Vec<f64> = g.iter().map(|x| x / size).collect();
@@ -132,7 +139,7 @@ impl Reference {
             if o.grafting == "adam" { 1.0 - o.grafting_beta2.powi(t as i32) } else { 1.0 };
         if is_check(&o, t) {
             let correction =
-                if o.bias_correction && o.beta2 < 1.0 { 1.0 - o.beta2.powi(t as i32) } else { 1.0 };
+                if o.bias_correction && o.beta2 < 1.0 { 1.0 - o.beta2.powi(self.gradients) } else { 1.0 };
             for (axis, factor) in self.factors.iter_mut().enumerate() {
                 let at = Check { base: base(&o, self.dims.len(), axis), order: self.dims.len(), t };
                 factor.check(&o, correction, at);

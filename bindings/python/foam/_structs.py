@@ -216,7 +216,8 @@ class Config(ctypes.Structure):
         ]
         + [(name, c_int64) for name in ("max_precond_dim", "front_period", "front_steps")]
         + [(name, c_double) for name in ("refresh_growth", "kappa_threshold")]
-        + [("correction_period", c_int64)]
+        + [(name, c_int64) for name in ("correction_period", "statistics_period")]
+        + [(name, c_int32) for name in ("keep_inverse_root", "reserved2")]
     )
 
 

@@ -120,6 +120,7 @@ pub(super) fn accumulate(cpu: &mut Cpu, rules: &Rules) {
         if *info == 0 {
             let clock = cpu.shared.clock(block);
             let tick = rules.tick(clock);
+            step.accumulates = step.accumulates && tick.accumulates;
             (step.decay, step.gain) = (tick.decay, tick.gain);
             if in_basis {
                 // Only the first gradient: `apply` has the later ones in the basis, and adds them.
@@ -130,7 +131,11 @@ pub(super) fn accumulate(cpu: &mut Cpu, rules: &Rules) {
         }
     }
     let (shared, steps) = (&cpu.shared, &cpu.steps);
-    for wave in shared.walks.waves.iter().filter(|wave| !wave.statistics.is_empty()) {
+    for wave in &shared.walks.waves {
+        let adds = |block: usize| steps[block].accumulates;
+        if wave.statistics.is_empty() || !wave.blocks.clone().any(adds) {
+            continue;
+        }
         let chunks = &shared.walks.chunks[wave.chunks.clone()];
         cpu.workers.run(chunks.len(), wave.parallel, &|task, _| {
             let chunk = &chunks[task];

@@ -1,5 +1,8 @@
 //! The verb `apply`: filter, direction, grafting, decay, momentum, parameter.
 //!
+//! The direction is inverse root × block along every axis; without inverse roots the block is turned into the bases,
+//! multiplied by the inverse roots' eigenvalues, and turned back.
+//!
 //! Two elementwise passes with the products between them; a block without a preconditioner (yet)
 //! needs only the first.
 
@@ -14,7 +17,7 @@ use crate::engine::rules::Rules;
 use crate::tensor::TensorRef;
 
 /// Updates moments, momentum and parameters (or updates).
-pub(super) fn apply(cpu: &mut Cpu, rules: &Rules) {
+pub(super) fn apply(cpu: &mut Cpu, rules: &Rules, keeps_root: bool) {
     prepare(cpu, rules);
     cpu.left_out = 0;
     let shared = &cpu.shared;
@@ -35,18 +38,22 @@ pub(super) fn apply(cpu: &mut Cpu, rules: &Rules) {
         if !wave.blocks.clone().any(preconditioned) {
             continue;
         }
-        for tiles in &wave.products {
-            let sums = Places(cpu.tile_sums.as_mut_ptr());
-            cpu.workers.run(tiles.len(), wave.parallel, &|task, _| {
-                let tile = &tiles[task];
-                if !preconditioned(tile.block) {
-                    return;
-                }
-                if let Some(sum) = by_precision!(shared.param(tile.block), product_tile(shared, tile)) {
-                    // SAFETY: one place per tile of a block's last axis.
-                    unsafe { sums.put(tile.partial, sum) };
-                }
-            });
+        let rounds: &[Round] = if keeps_root { &[Round::Root] } else { &[Round::Into, Round::Back] };
+        for round in rounds {
+            for tiles in &wave.products {
+                let sums = Places(cpu.tile_sums.as_mut_ptr());
+                cpu.workers.run(tiles.len(), wave.parallel, &|task, _| {
+                    let tile = &tiles[task];
+                    if !preconditioned(tile.block) {
+                        return;
+                    }
+                    let param = shared.param(tile.block);
+                    if let Some(sum) = by_precision!(param, product_tile(shared, tile, *round)) {
+                        // SAFETY: one place per tile of a block's last axis.
+                        unsafe { sums.put(tile.partial, sum) };
+                    }
+                });
+            }
         }
         for block in wave.blocks.clone() {
             if cpu.steps[block].direction != Direction::Preconditioned {
@@ -278,16 +285,39 @@ pub(super) fn half<W>(shared: &Shared, block: usize, products: usize) -> *mut W 
     if products.is_multiple_of(2) { work } else { work.wrapping_add(len) }
 }
 
-/// Rows of inverse root × block along one axis; the squared length of the rows of the last axis.
-fn product_tile<W: Real, S: Real>(shared: &Shared, tile: &Tile) -> Option<f64> {
+/// What the block is multiplied by along every axis.
+#[derive(Clone, Copy, PartialEq)]
+enum Round {
+    /// The inverse root.
+    Root,
+    /// Qᵀ; behind the last axis the inverse roots' eigenvalues act.
+    Into,
+    /// Q.
+    Back,
+}
+
+/// Rows of matrix × block along one axis; the squared length of the rows of the last axis of the last round.
+fn product_tile<W: Real, S: Real>(shared: &Shared, tile: &Tile, round: Round) -> Option<f64> {
     let block = &shared.plan.blocks[tile.block];
     let factor = &shared.plan.factors[block.factors.start + tile.axis];
     let (n, axis) = (factor.dim, tile.axis);
-    let root = Span2::row_major(shared.slot::<W>(factor.inverse_root), n, n, n);
-    let (source, target) = (half::<W>(shared, tile.block, axis), half::<W>(shared, tile.block, axis + 1));
-    // SAFETY: the two halves of the block's workspace; the root is symmetric.
-    let y = unsafe { multiply_tile(shared, tile, (root, root), source, target) }?;
+    let slot = if round == Round::Root { factor.inverse_root } else { factor.basis };
+    let matrix = Span2::row_major(shared.slot::<W>(slot), n, n, n);
+    // A basis has an eigenvector per row: it is Qᵀ. The root is symmetric.
+    let (matrix, transposed) = match round {
+        Round::Root => (matrix, matrix),
+        Round::Into => (matrix, matrix.t()),
+        Round::Back => (matrix.t(), matrix),
+    };
+    let before = if round == Round::Back { block.dims.len() + axis } else { axis };
+    let (source, target) = (half::<W>(shared, tile.block, before), half::<W>(shared, tile.block, before + 1));
+    // SAFETY: the two halves of the block's workspace.
+    let y = unsafe { multiply_tile(shared, tile, (matrix, transposed), source, target) }?;
     if axis + 1 < block.dims.len() {
+        return None;
+    }
+    if round == Round::Into {
+        scale_rows(shared, tile, y);
         return None;
     }
     Some(vectorized(
@@ -302,6 +332,27 @@ fn product_tile<W: Real, S: Real>(shared: &Shared, tile: &Tile) -> Option<f64> {
             total
         },
     ))
+}
+
+/// Multiplies rows of a block in the bases, which lie along its last axis, by the inverse roots' eigenvalues.
+fn scale_rows<W: Real>(shared: &Shared, tile: &Tile, y: Span2<W>) {
+    let block = &shared.plan.blocks[tile.block];
+    let factors = &shared.plan.factors[block.factors.clone()];
+    // SAFETY: a number per place of the axis, in the precision of the work, by the plan.
+    let roots = |axis: usize| unsafe {
+        std::slice::from_raw_parts(shared.slot::<W>(factors[axis].root_spectrum), factors[axis].dim)
+    };
+    let last = roots(tile.axis);
+    for row in 0..y.rows {
+        let (mut place, mut scale) = (tile.panel.start + row, W::of(1.0));
+        for axis in (0..tile.axis).rev() {
+            scale = scale * roots(axis)[place % block.dims[axis]];
+            place /= block.dims[axis];
+        }
+        // SAFETY: a row that this tile has just written.
+        let numbers = unsafe { std::slice::from_raw_parts_mut(y.data.add(row * y.row), last.len()) };
+        numbers.iter_mut().zip(last).for_each(|(x, root)| *x *= scale * *root);
+    }
 }
 
 /// The tile's part of the block times a matrix A along one axis, for (A, Aᵀ); where the axis has only ones behind
@@ -353,7 +404,9 @@ pub(super) unsafe fn multiply_tile<W: Real>(
 /// The second pass: the direction takes its length, and the parameter its step.
 fn update_chunk<W: Real, S: Real>(shared: &Shared, rules: &Rules, step: &BlockStep, chunk: &Chunk) {
     let pass = Pass::<W>::new(shared, rules, step, chunk.block);
-    let result: *const W = half(shared, chunk.block, shared.plan.blocks[chunk.block].dims.len());
+    let block = &shared.plan.blocks[chunk.block];
+    let rounds = if shared.plan.factors[block.factors.start].root_spectrum.is_some() { 2 } else { 1 };
+    let result: *const W = half(shared, chunk.block, rounds * block.dims.len());
     let length = W::of(step.length);
     vectorized(
         #[inline(always)]

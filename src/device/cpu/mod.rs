@@ -180,12 +180,13 @@ impl Shared {
         unsafe { self.record_address(factor).read_unaligned() }
     }
 
-    /// Whether all inverse roots of `block` have been formed: the diagonal of a formed one is positive, and one
-    /// that never was is zero.
+    /// Whether all inverse roots of `block` have been formed: the diagonal of a formed one (or its eigenvalues) is
+    /// positive, and one that never was is zero.
     fn has_roots(&self, block: usize) -> bool {
         let work = self.param(block).work;
         let formed = |factor: usize| {
-            let Some(slot) = self.plan.factors[factor].inverse_root else { return false };
+            let plan = &self.plan.factors[factor];
+            let Some(slot) = plan.inverse_root.or(plan.root_spectrum) else { return false };
             // SAFETY: an inverse root has at least one number.
             unsafe {
                 match work {
@@ -436,14 +437,14 @@ impl Device for Cpu {
         Ok(Inspection::Known(accumulate::inspect(self, rules)))
     }
 
-    fn accumulate(&mut self, rules: &Rules) -> Result<()> {
+    fn accumulate(&mut self, rules: &Rules, _: bool) -> Result<()> {
         accumulate::accumulate(self, rules);
         Ok(())
     }
 
     fn sense(&mut self, rules: &Rules, orders: &[SenseOrder]) -> Result<()> {
         match self.shared.plan.preconditioner {
-            Preconditioner::Shampoo => sense::sense(self, rules, orders),
+            Preconditioner::Shampoo(_) => sense::sense(self, rules, orders),
             Preconditioner::Soap(soap) => soap::sense(self, rules, &soap, orders),
         }
         Ok(())
@@ -472,7 +473,7 @@ impl Device for Cpu {
         answers: &mut Vec<Refreshed>,
     ) -> Result<bool> {
         match self.shared.plan.preconditioner {
-            Preconditioner::Shampoo => refresh::refresh(self, rules, orders, answers),
+            Preconditioner::Shampoo(_) => refresh::refresh(self, rules, orders, answers),
             Preconditioner::Soap(soap) => soap::refresh(self, rules, &soap, orders, answers),
         }
         for (order, answer) in orders.iter().zip(&*answers) {
@@ -498,7 +499,7 @@ impl Device for Cpu {
 
     fn apply(&mut self, rules: &Rules, _: &[bool]) -> Result<()> {
         match self.shared.plan.preconditioner {
-            Preconditioner::Shampoo => apply::apply(self, rules),
+            Preconditioner::Shampoo(own) => apply::apply(self, rules, own.keeps_root),
             Preconditioner::Soap(soap) => soap::apply(self, rules, &soap),
         }
         Ok(())

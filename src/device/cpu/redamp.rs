@@ -1,5 +1,6 @@
 //! The verb `redamp`: the inverse root Q (D + ε)^(−1/p) Qᵀ, formed as B Bᵀ with B = Q (D + ε)^(−1/2p),
-//! so that only half of it is computed and it is symmetric to the last bit.
+//! so that only half of it is computed and it is symmetric to the last bit. Where none is kept, only its eigenvalues
+//! (D + ε)^(−1/p) are.
 
 use super::product::{Span2, mirror, multiply_lower};
 use super::real::Real;
@@ -42,13 +43,21 @@ fn redamp_factor<W: Real, S: Real>(
     // A relative damping promises the same digits at any scale; the others keep those that they always had.
     let relative = factor.damping.ratio > 0.0;
     let epsilon = order.epsilon.at(spectrum.iter().map(|d| d.wide()).fold(0.0, f64::max));
-    for (j, d) in spectrum.iter().enumerate() {
+    let weigh = |d: &S| {
         let damped = d.wide().max(0.0) + epsilon;
-        let weight = S::of(if relative {
+        S::of(if relative {
             root_weight(damped, factor.exponent)
         } else {
             inverse_power(damped, 0.5 * factor.exponent)
-        });
+        })
+    };
+    if let Some(slot) = factor.root_spectrum {
+        // SAFETY: n numbers of this factor. The plan gives them and the spectrum one precision.
+        let roots = unsafe { std::slice::from_raw_parts_mut(shared.slot::<S>(slot), n) };
+        return roots.iter_mut().zip(&*spectrum).for_each(|(root, d)| *root = weigh(d) * weigh(d));
+    }
+    for (j, d) in spectrum.iter().enumerate() {
+        let weight = weigh(d);
         // SAFETY: column j of the basis and of B.
         let (source, target) = unsafe {
             (

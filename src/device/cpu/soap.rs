@@ -36,10 +36,10 @@ pub(super) fn apply(cpu: &mut Cpu, rules: &Rules, soap: &Soap) {
                 by_precision!(shared.param(chunk.block), gather_chunk(shared, rules, step, chunk));
             });
             round.turn(false);
-            if soap.in_basis {
-                round.each_chunk(Direction::Rotated, &|chunk, _, _| {
+            if soap.in_basis && wave.blocks.clone().any(|block| round.steps[block].accumulates) {
+                round.each_chunk(Direction::Rotated, &|chunk, step, _| {
                     let param = shared.param(chunk.block);
-                    if param.work != param.statistic {
+                    if param.work != param.statistic && step.accumulates {
                         by_precision!(param, convert_chunk(shared, chunk));
                     }
                 });
@@ -122,7 +122,7 @@ impl Round<'_> {
         let (decay, gain) = plain_average(rules);
         self.workers.run(tiles.len(), self.wave.parallel, &|task, _| {
             let tile = &tiles[task];
-            if steps[tile.block].direction == Direction::Rotated {
+            if steps[tile.block].accumulates {
                 let source = shared.projected(tile.block);
                 by_precision!(shared.param(tile.block), statistic_tile(shared, decay, gain, tile, source));
             }
@@ -138,6 +138,7 @@ fn prepare(cpu: &mut Cpu, rules: &Rules) {
         if t == 0 {
             *info |= INFO_IDLE;
         }
+        step.accumulates = false;
         if t <= 1 || *info & (INFO_IDLE | INFO_NOT_FINITE) != 0 {
             step.direction = Direction::None;
             write_no_update(shared, block);
@@ -152,6 +153,8 @@ fn prepare(cpu: &mut Cpu, rules: &Rules) {
         step.length = step.moment_divisor.sqrt() / step.filter_divisor * (1.0 + scale * site.decay);
         let rotated = shared.plan.bases(block) > 0 && shared.has_bases(block);
         step.direction = if rotated { Direction::Rotated } else { Direction::Grafted };
+        // With the statistics in the basis, this verb adds to them.
+        step.accumulates = rotated && rules.accumulates(t);
     }
 }
 

@@ -192,7 +192,7 @@ impl Walks {
             // Statistics in the basis take a copy of the projected gradient in their own precision.
             let copies = match plan.preconditioner {
                 Preconditioner::Soap(soap) => soap.in_basis && param.work != param.statistic,
-                Preconditioner::Shampoo => false,
+                Preconditioner::Shampoo(_) => false,
             };
             let wide = if copies { narrow + wide } else { narrow.max(wide) };
             let bytes = aligned(walks.blocks[number].work_len() as u128 * wide as u128 + 64) as usize;

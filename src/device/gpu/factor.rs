@@ -70,7 +70,7 @@ impl Gpu {
             statistic: self.slot(plan.statistic),
             basis: self.slot(plan.basis),
             spectrum: self.slot(plan.spectrum),
-            inverse_root: self.slot(plan.inverse_root),
+            inverse_root: self.slot(plan.inverse_root.or(plan.root_spectrum)),
             fresh: plan.fresh_spectrum.map_or(0, |slot| self.slot(slot)),
             diagonal: self.table(self.layout.tables.diagonals + self.layout.diagonals[factor] * 8),
             clock: self.clock(plan.block),
@@ -79,7 +79,7 @@ impl Gpu {
             moment: self.slot(block.moment),
             exponent: plan.exponent,
             log_beta2: rules.map_or(0.0, |rules| rules.log_beta2),
-            correct: rules.map_or(0, |rules| rules.statistic_correction),
+            correct: rules.map_or(0, |rules| rules.statistic_correction * rules.statistics_period),
             ..Task::zeroed()
         }
     }
@@ -457,6 +457,10 @@ pub(super) fn redamp(gpu: &mut Gpu, orders: &[RedampOrder]) -> Result<()> {
         let (s, w, n) = (index(group.statistic), index(group.work), group.n as u32);
         let per_tile = by_tile(&group);
         launch!(gpu.kernels.damp[s], by_factor(&group), gpu.stream, tasks, n, scratch.weights)?;
+        if gpu.plan.factors[factors[group.tasks.start]].inverse_root.is_none() {
+            launch!(gpu.kernels.eigenroot[s], by_factor(&group), gpu.stream, tasks, n, scratch.weights)?;
+            continue;
+        }
         launch!(gpu.kernels.weigh[s], per_tile, gpu.stream, tasks, n, scratch.weights, b)?;
         multiply(gpu, &group, group.statistic, (b, false), (b, true), product)?;
         launch!(gpu.kernels.root[s][w], per_tile, gpu.stream, tasks, n, product)?;

@@ -119,6 +119,10 @@ pub struct Kernels {
     pub damp: ByPrecision,
     /// Weighs a basis.
     pub weigh: ByPrecision,
+    /// Eigenvalues of an inverse root that is not kept.
+    pub eigenroot: ByPrecision,
+    /// Multiplies blocks in the bases by them.
+    pub scale: ByPrecision,
     /// The statistic, whole: by its precision, then by the one of the solver.
     pub fetch: [ByPrecision; 2],
     /// Takes over a basis: as `fetch`.
@@ -217,6 +221,8 @@ impl Kernels {
             bounds: both("bounds")?,
             damp: both("damp")?,
             weigh: both("weigh")?,
+            eigenroot: both("eigenroot")?,
+            scale: both("scale")?,
             fetch: widened("fetch")?,
             adopt: widened("adopt")?,
             root: mixed("root")?,

@@ -298,7 +298,7 @@ impl Turn {
 /// Bytes that the check of `count` factors like `factor` takes, with a solver of numbers of `size` bytes.
 pub fn factor_bytes(plan: &Plan, factor: &FactorPlan, size: usize, count: usize) -> usize {
     let scratch = Scratch::bytes(factor.dim, size, count);
-    if plan.preconditioner == Preconditioner::Shampoo {
+    if plan.preconditioner.has_roots() {
         return scratch;
     }
     let block = &plan.blocks[factor.block];

@@ -65,6 +65,8 @@ pub struct Gpu {
     strict: bool,
     /// The clocks of this call have advanced, and the orders of its blocks are worked out.
     ticked: bool,
+    /// A gradient of this call may enter the statistics.
+    adds: bool,
     /// Whether the blocks of each batch may have inverse roots in this step.
     preconditioned: Vec<bool>,
     /// How many factors were sensed since the last readback.
@@ -136,6 +138,7 @@ impl Gpu {
             joint: false,
             strict: false,
             ticked: false,
+            adds: true,
             preconditioned: vec![false; layout.batches.len()],
             sensed: 0,
             stream: std::ptr::null_mut(),
@@ -425,6 +428,7 @@ impl Device for Gpu {
         };
         (self.stream, self.capturing, self.joint) = (stream, capturing, binding.joint);
         (self.in_call, self.ticked, self.sensed, self.strict) = (true, false, 0, binding.strict);
+        self.adds = true;
         let moved = self.allocator.is_none() || self.arrays != binding.read;
         self.arrays.copy_from_slice(binding.read);
         self.write.copy_from_slice(binding.write);
@@ -478,10 +482,10 @@ impl Device for Gpu {
         Ok(Inspection::Pending)
     }
 
-    fn accumulate(&mut self, rules: &Rules) -> Result<()> {
+    fn accumulate(&mut self, rules: &Rules, adds: bool) -> Result<()> {
         let kernels = self.kernels.clone();
         let _current = kernels.device.enter()?;
-        self.ticked = true;
+        (self.ticked, self.adds) = (true, adds);
         step::accumulate(self, rules)
     }
 
@@ -490,7 +494,7 @@ impl Device for Gpu {
         let _current = kernels.device.enter()?;
         self.sensed = orders.len();
         match self.plan.preconditioner {
-            Preconditioner::Shampoo => factor::sense(self, rules, orders),
+            Preconditioner::Shampoo(_) => factor::sense(self, rules, orders),
             Preconditioner::Soap(soap) => soap::sense(self, rules, &soap, orders),
         }
     }
@@ -521,7 +525,7 @@ impl Device for Gpu {
         let kernels = self.kernels.clone();
         let _current = kernels.device.enter()?;
         match self.plan.preconditioner {
-            Preconditioner::Shampoo => factor::refresh(self, rules, orders)?,
+            Preconditioner::Shampoo(_) => factor::refresh(self, rules, orders)?,
             Preconditioner::Soap(soap) => soap::refresh(self, rules, &soap, orders)?,
         }
         Ok(false)
@@ -532,7 +536,7 @@ impl Device for Gpu {
         let _current = kernels.device.enter()?;
         factor::store_records(self, records, pending)?;
         match self.plan.preconditioner {
-            Preconditioner::Shampoo => Ok(()),
+            Preconditioner::Shampoo(_) => Ok(()),
             Preconditioner::Soap(_) => soap::settle(self, pending.len()),
         }
     }
@@ -550,7 +554,7 @@ impl Device for Gpu {
             *marked = batch.preconditioned && bases[batch.stack];
         }
         match self.plan.preconditioner {
-            Preconditioner::Shampoo => step::apply(self, rules),
+            Preconditioner::Shampoo(own) => step::apply(self, rules, own.keeps_root),
             Preconditioner::Soap(soap) => soap::apply(self, rules, &soap),
         }
     }

@@ -7,8 +7,8 @@ use super::cuda::linear::Batch as Matrices;
 use super::factor::{self, Group, List, batch, by_factor, by_tile, first_task, multiply};
 use super::kernels::index;
 use super::layout::{MOST_BLOCKS, Scratch, Turn, factor_bytes};
-use super::step::{self, Along, Blocks, by_block, by_chunk, launch, multiply_along, wide};
-use super::tables::{Drift, Stack, THREADS, Task, task};
+use super::step::{self, Along, Blocks, by_block, by_chunk, launch, multiply_along, turn, wide};
+use super::tables::{Drift, THREADS, Task, task};
 use crate::config::InjectFault;
 use crate::device::{RefreshOrder, SenseOrder};
 use crate::engine::plan::AxisView;
@@ -39,7 +39,7 @@ pub(super) fn apply(gpu: &Gpu, rules: &Rules, soap: &Soap) -> Result<()> {
             turn(gpu, batch, view, Along::Into, &mut halves)?;
         }
         let projected = halves[0];
-        if soap.in_basis && batch.preconditioned {
+        if soap.in_basis && batch.preconditioned && gpu.adds {
             // The other half is free until the direction is turned back.
             let behind = view.work + 2 * half as u64;
             let bytes = (batch.count() * batch.elements * batch.statistic.size()) as u64;
@@ -62,22 +62,6 @@ pub(super) fn apply(gpu: &Gpu, rules: &Rules, soap: &Soap) -> Result<()> {
             launch!(kernels.soap.length, by_block(batch), stream, *view, gate, normalizes)?;
             launch!(kernels.soap.update[w], grid, stream, *view, rules, direction, normalizes)?;
         }
-    }
-    Ok(())
-}
-
-/// Multiplies the blocks by their bases along every axis that has one; the first half holds the result.
-fn turn(
-    gpu: &Gpu,
-    batch: &super::layout::Batch,
-    view: &Stack,
-    acts: Along,
-    halves: &mut [u64; 2],
-) -> Result<()> {
-    for axis in (0..batch.dims.len()).filter(|axis| view.roots[*axis] != 0) {
-        let along = AxisView::new(&batch.dims, axis);
-        multiply_along(gpu, batch.work, Blocks::of(batch), along, (view.roots[axis], acts), *halves)?;
-        halves.swap(0, 1);
     }
     Ok(())
 }

@@ -120,6 +120,7 @@ impl Gpu {
                 for (axis, factor) in self.plan.factors[block.factors.clone()].iter().enumerate() {
                     view.statistics[axis] = self.slot(factor.statistic);
                     view.roots[axis] = self.slot(factor.inverse_root.or(factor.basis));
+                    view.eigenroots[axis] = self.slot(factor.root_spectrum);
                 }
                 if let Some((updates, dtype)) = self.rows.map(|rows| rows.updates) {
                     let offset = (batch.first * batch.elements * dtype.size()) as u64;
@@ -260,7 +261,7 @@ pub(super) fn accumulate(gpu: &Gpu, rules: &Rules) -> Result<()> {
         let count = batch.count();
         launch!(kernels.tick, each(count), stream, *view, rules, gate)?;
         // Statistics in the basis take the gradient when it has been projected.
-        if !batch.preconditioned || in_basis {
+        if !batch.preconditioned || in_basis || !gpu.adds {
             continue;
         }
         let s = index(batch.statistic);
@@ -326,7 +327,7 @@ fn add_statistic(
 }
 
 /// Moments, direction, momentum, parameter.
-pub(super) fn apply(gpu: &Gpu, rules: &Rules) -> Result<()> {
+pub(super) fn apply(gpu: &Gpu, rules: &Rules, keeps_root: bool) -> Result<()> {
     let (stream, kernels, gate) = (gpu.stream, gpu.kernels.clone(), gpu.gate());
     if !gpu.ticked && (rules.normalized != 0 || rules.moment_relative != 0) {
         measure(gpu, rules)?;
@@ -343,11 +344,10 @@ pub(super) fn apply(gpu: &Gpu, rules: &Rules) -> Result<()> {
         }
         let mut halves =
             [0, batch.count() * batch.elements * batch.work.size()].map(|x| view.work + x as u64);
-        for axis in 0..batch.dims.len() {
-            let root = view.roots[axis];
-            let along = AxisView::new(&batch.dims, axis);
-            multiply_along(gpu, batch.work, Blocks::of(batch), along, (root, Along::Symmetric), halves)?;
-            halves.swap(0, 1);
+        if keeps_root {
+            turn(gpu, batch, view, Along::Symmetric, &mut halves)?;
+        } else {
+            through_basis(gpu, batch, view, &mut halves)?;
         }
         let direction = halves[0];
         launch!(kernels.norm[w], grid, stream, *view, direction)?;
@@ -355,6 +355,24 @@ pub(super) fn apply(gpu: &Gpu, rules: &Rules) -> Result<()> {
         launch!(kernels.update[w], grid, stream, *view, rules, direction)?;
     }
     Ok(())
+}
+
+/// Multiplies the blocks by their roots or bases along every axis that has one; the first half holds the result.
+pub(super) fn turn(gpu: &Gpu, batch: &Batch, view: &Stack, acts: Along, halves: &mut [u64; 2]) -> Result<()> {
+    for axis in (0..batch.dims.len()).filter(|axis| view.roots[*axis] != 0) {
+        let along = AxisView::new(&batch.dims, axis);
+        multiply_along(gpu, batch.work, Blocks::of(batch), along, (view.roots[axis], acts), *halves)?;
+        halves.swap(0, 1);
+    }
+    Ok(())
+}
+
+/// The same without inverse roots: into the bases, times the roots' eigenvalues, and back.
+fn through_basis(gpu: &Gpu, batch: &Batch, view: &Stack, halves: &mut [u64; 2]) -> Result<()> {
+    turn(gpu, batch, view, Along::Into, halves)?;
+    let blocks = halves[0];
+    launch!(gpu.kernels.scale[index(batch.work)], by_chunk(batch), gpu.stream, *view, blocks)?;
+    turn(gpu, batch, view, Along::Back, halves)
 }
 
 /// Matrix × block along an axis for every block, from the first place to the second; the matrices lie one behind the

@@ -123,8 +123,10 @@ shared! {
         strides: [u64; MAX_ORDER] => "u64 strides[MAX_ORDER]",
         /// The statistics of each axis.
         statistics: [u64; MAX_ORDER] => "u64 statistics[MAX_ORDER]",
-        /// The inverse roots of each axis; SOAP: the bases. 0 where the axis has none.
+        /// The inverse roots of each axis; SOAP, and where none is kept: the bases. 0 where the axis has none.
         roots: [u64; MAX_ORDER] => "u64 roots[MAX_ORDER]",
+        /// The eigenvalues of the inverse roots of each axis where none is kept; else 0.
+        eigenroots: [u64; MAX_ORDER] => "u64 eigenroots[MAX_ORDER]",
         /// The site of each block.
         sites: u64 => "Site *sites",
         /// The parameter of each block.
@@ -159,7 +161,7 @@ shared! {
         basis: u64 => "u64 basis",
         /// D.
         spectrum: u64 => "u64 spectrum",
-        /// The inverse root.
+        /// The inverse root, or its eigenvalues where none is kept.
         inverse_root: u64 => "u64 inverse_root",
         /// The spectrum of the last refresh, or 0.
         fresh: u64 => "u64 fresh",
@@ -195,7 +197,7 @@ shared! {
         moment: u64 => "u64 moment",
         /// Bits of [`task`].
         flags: i32 => "int flags",
-        /// Divide the statistic by its bias correction.
+        /// Divide the statistic by its bias correction: 0, or the period that its gradients are counted by.
         correct: i32 => "int correct",
     }
 
@@ -361,7 +363,7 @@ mod tests {
         fields!(f64, "double": beta1 beta2 log_beta1 log_beta2 moment_keep moment_take log_moment moment_epsilon
             momentum momentum_take scale grad_scale largest tiny_norm);
         fields!(i32, "int": grafts normalized nadam nesterov decoupled filter_correction statistic_correction
-            moment_correction moment_relative reserved);
+            moment_correction moment_relative statistics_period);
         assert_eq!(end, size_of::<Rules>());
         fields
     }

@@ -29,6 +29,8 @@ pub enum SlotKind {
     Spectrum,
     /// (Q (D + ε) Qᵀ)^(−1/p).
     InverseRoot,
+    /// (D + ε)^(−1/p), which with the basis takes the place of the inverse root.
+    RootSpectrum,
     /// D as the last refresh gave it.
     FreshSpectrum,
     /// The filtered gradient.
@@ -48,6 +50,7 @@ impl SlotKind {
             SlotKind::Basis => "basis",
             SlotKind::Spectrum => "spectrum",
             SlotKind::InverseRoot => "inverse_root",
+            SlotKind::RootSpectrum => "root_spectrum",
             SlotKind::FreshSpectrum => "fresh_spectrum",
             SlotKind::Filter => "filter",
             SlotKind::Moment => "moment",
@@ -57,7 +60,7 @@ impl SlotKind {
 
     /// Whether a factor's slot of this kind has one number per eigenvalue; else it is a square.
     pub fn is_vector(self) -> bool {
-        matches!(self, SlotKind::Spectrum | SlotKind::FreshSpectrum)
+        matches!(self, SlotKind::Spectrum | SlotKind::RootSpectrum | SlotKind::FreshSpectrum)
     }
 }
 

@@ -12,6 +12,13 @@ __device__ inline double bias_correction(int enabled, double log_beta, u64 step)
     return enabled ? -expm1((double)step * log_beta) : 1.0;
 }
 
+// Whether the gradient of step `step`, from 1, enters the statistics, and how many have once it was taken.
+__device__ inline bool accumulates(int period, u64 step) { return step == 1 || step % (u64)period == 0; }
+
+__device__ inline u64 accumulations(int period, u64 step) {
+    return period > 1 ? step / (u64)period + (step > 0 ? 1 : 0) : step;
+}
+
 __device__ inline float from_half(u16 bits) {
     float x;
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));

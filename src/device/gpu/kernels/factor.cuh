@@ -8,7 +8,7 @@
 __device__ inline double statistic_scale(const Task &t) {
     if (t.flags & TASK_PLAIN) return 1.0;
     Clock clock = *t.clock;
-    return clock.weight / bias_correction(t.correct, t.log_beta2, clock.step);
+    return clock.weight / bias_correction(t.correct, t.log_beta2, accumulations(t.correct, clock.step));
 }
 
 // The power of two that brings a matrix with this largest entry near one.
@@ -495,6 +495,13 @@ template <typename S> __device__ inline void weigh(const Task *tasks, u32 n, con
     }
 }
 
+// The eigenvalues (D + epsilon)^(-1/p) of an inverse root that is not kept.
+template <typename S> __device__ inline void keep_eigenroot(const Task *tasks, u32 n, const double *all_weights) {
+    S *roots = (S *)tasks[blockIdx.x].inverse_root;
+    const double *weights = all_weights + (u64)blockIdx.x * n;
+    for (u32 i = threadIdx.x; i < n; i += blockDim.x) roots[i] = (S)weights[i] * (S)weights[i];
+}
+
 // The inverse root B B', symmetric to the last bit, in the precision of the work.
 template <typename S, typename W> __device__ inline void keep_root(const Task *tasks, u32 n, const S *products) {
     W *root = (W *)tasks[blockIdx.y].inverse_root;
@@ -531,6 +538,9 @@ template <typename S, typename W> __device__ inline void keep_root(const Task *t
     KERNEL foam_damp_##suffix(const Task *tasks, u32 n, double *weights) { damp<S>(tasks, n, weights); }       \
     KERNEL foam_weigh_##suffix(const Task *tasks, u32 n, const double *weights, S *b) {                        \
         weigh<S>(tasks, n, weights, b);                                                                        \
+    }                                                                                                          \
+    KERNEL foam_eigenroot_##suffix(const Task *tasks, u32 n, const double *weights) {                          \
+        keep_eigenroot<S>(tasks, n, weights);                                                                  \
     }
 
 #define MIXED_KERNELS(suffix, S, E)                                                                            \

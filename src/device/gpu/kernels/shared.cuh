@@ -82,7 +82,7 @@ struct Rules {
     int statistic_correction;
     int moment_correction;
     int moment_relative;
-    int reserved;
+    int statistics_period;
 };
 
 struct Site {
@@ -132,6 +132,7 @@ struct Stack {
     u64 strides[MAX_ORDER];
     u64 statistics[MAX_ORDER];
     u64 roots[MAX_ORDER];
+    u64 eigenroots[MAX_ORDER];
     Site *sites;
     const int *params;
     Clock *clocks;

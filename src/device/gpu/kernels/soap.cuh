@@ -33,9 +33,9 @@ __device__ inline void prepare(const Stack &s, const Rules &r, int in_basis) {
     o.turn = o.active && rotated ? TURN_BASIS : first && in_basis && s.factors > 0 ? TURN_FIRST : TURN_NONE;
     if (in_basis) {
         // The statistic decays in every step that it takes part in: its clock carries nothing.
-        bool sums = r.beta2 >= 1.0;
-        o.decay = o.turn == TURN_NONE || sums ? 1.0 : r.beta2;
-        o.gain_root = o.turn == TURN_NONE ? 0.0 : sums ? 1.0 : sqrt(1.0 - r.beta2);
+        bool sums = r.beta2 >= 1.0, adds = o.turn != TURN_NONE && accumulates(r.statistics_period, step);
+        o.decay = !adds || sums ? 1.0 : r.beta2;
+        o.gain_root = !adds ? 0.0 : sums ? 1.0 : sqrt(1.0 - r.beta2);
     }
     if (o.active) {
         o.filter = bias_correction(r.filter_correction, r.log_beta1, step - 1);

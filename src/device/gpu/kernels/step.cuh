@@ -102,13 +102,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) foam_total(Stack s, Rules 
 // How the direction of a block comes about.
 enum { DIRECTION_PRECONDITIONED = 0, DIRECTION_GRAFTED = 1, DIRECTION_ZERO = 2 };
 
-// A block whose inverse roots have all been formed is preconditioned: the diagonal of a formed one is positive, and
-// one that never was is zero. Until then the grafted method gives the direction, if there is one.
+// A block whose inverse roots have all been formed is preconditioned: the diagonal of a formed one (or its eigenvalues)
+// is positive, and one that never was is zero. Until then the grafted method gives the direction, if there is one.
 __device__ inline int direction_of(const Stack &s, const Rules &r, int b) {
     bool formed = s.factors > 0;
     for (int axis = 0; formed && axis < s.factors; axis++) {
-        u64 at = (u64)b * s.dims[axis] * s.dims[axis];
-        formed = s.wide ? ((const double *)s.roots[axis])[at] != 0.0 : ((const float *)s.roots[axis])[at] != 0.0f;
+        u64 at = (u64)b * s.dims[axis] * (s.eigenroots[axis] ? 1 : s.dims[axis]);
+        u64 first = s.eigenroots[axis] ? s.eigenroots[axis] : s.roots[axis];
+        formed = s.wide ? ((const double *)first)[at] != 0.0 : ((const float *)first)[at] != 0.0f;
     }
     return formed ? DIRECTION_PRECONDITIONED : r.grafts ? DIRECTION_GRAFTED : DIRECTION_ZERO;
 }
@@ -126,7 +127,8 @@ __device__ inline void set_order(const Stack &s, const Rules &r, int b, Order &o
 }
 
 // The clocks of the blocks that take part advance: L = w S with a stored S, so that
-// L <- beta L + (1 - beta) G G' becomes w <- beta w, S <- S + (1 - beta) / w G G'.
+// L <- beta L + (1 - beta) G G' becomes w <- beta w, S <- S + (1 - beta) / w G G'. In a step that leaves the statistics
+// alone only the step is counted, and the gradient enters them times 0.
 extern "C" __global__ void __launch_bounds__(THREADS) foam_tick(Stack s, Rules r, const Gate *gate) {
     int b = blockIdx.x * blockDim.x + threadIdx.x;
     if (b >= s.count) return;
@@ -136,10 +138,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) foam_tick(Stack s, Rules r
     if (present && sound && (!gate || gate->open)) {
         Clock clock = s.clocks[b];
         clock.step += 1;
-        double gain = 1.0;
-        if (r.beta2 >= 1.0) {
+        bool adds = accumulates(r.statistics_period, clock.step);
+        double gain = adds ? 1.0 : 0.0;
+        if (r.beta2 >= 1.0 && adds) {
             clock.weight = 1.0;
-        } else {
+        } else if (adds) {
             double weight = clock.weight * r.beta2;
             bool small = weight < LEAST_WEIGHT;
             o.decay = small ? weight : 1.0;
@@ -275,6 +278,25 @@ template <typename W> __device__ inline void filter(const Stack &s, const Rules 
     if (threadIdx.x == 0) s.partials[(u64)b * 2 * s.chunks + blockIdx.x] = sum;
 }
 
+// Blocks in the bases take the eigenvalues of the inverse roots, axis by axis.
+template <typename W> __device__ inline void scale(const Stack &s, W *blocks) {
+    int b = blockIdx.y;
+    u32 first = blockIdx.x * s.chunk;
+    u32 end = min(first + s.chunk, s.elements);
+    for (u32 e = first + threadIdx.x; e < end; e += blockDim.x) {
+        u32 rest = e;
+        W scale = (W)1, last = (W)1;
+        for (int axis = s.order - 1; axis >= 0; axis--) {
+            u32 n = s.dims[axis], next = rest / n;
+            W root = ((const W *)s.eigenroots[axis])[(u64)b * n + (rest - next * n)];
+            if (axis == s.order - 1) last = root;
+            else scale *= root;
+            rest = next;
+        }
+        blocks[(u64)b * s.elements + e] *= scale * last;
+    }
+}
+
 // The squared length of the direction.
 template <typename W> __device__ inline void norm(const Stack &s, const W *direction) {
     int b = blockIdx.y;
@@ -340,6 +362,9 @@ template <typename W> __device__ inline void update(const Stack &s, const Rules 
     }                                                                                                          \
     extern "C" __global__ void __launch_bounds__(THREADS) foam_filter_##suffix(Stack s, Rules r) {             \
         filter<T>(s, r, largest);                                                                              \
+    }                                                                                                          \
+    extern "C" __global__ void __launch_bounds__(THREADS) foam_scale_##suffix(Stack s, T *blocks) {            \
+        scale<T>(s, blocks);                                                                                   \
     }                                                                                                          \
     extern "C" __global__ void __launch_bounds__(THREADS) foam_norm_##suffix(Stack s, const T *direction) {    \
         norm<T>(s, direction);                                                                                 \
