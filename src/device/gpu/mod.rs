@@ -26,7 +26,7 @@ use crate::preconditioner::{FactorRecord, Preconditioner};
 use bytemuck::Zeroable;
 pub use courier::Courier;
 use cuda::driver::{self, ALIGNMENT, Event, Memory, Pinned, RawStream, Stream};
-use cuda::linear::{BLAS_WORKSPACE, Linear};
+use cuda::linear::{Linear, blas_workspace};
 use cuda::probe;
 use kernels::Kernels;
 use layout::Layout;
@@ -167,7 +167,8 @@ impl Gpu {
             made.clear_memory()?;
         } else {
             let tables = made.layout.tables.bytes.next_multiple_of(ALIGNMENT);
-            made.borrowed_bytes = tables + made.layout.work_bytes + BLAS_WORKSPACE + solver + ALIGNMENT;
+            let libraries = blas_workspace(&kernels.device) + solver;
+            made.borrowed_bytes = tables + made.layout.work_bytes + libraries + ALIGNMENT;
         }
         Ok(made)
     }

@@ -76,6 +76,7 @@ pub struct Device {
     device: CUdevice,
     context: CUcontext,
     ordinal: i32,
+    generation: (i32, i32),
 }
 
 // SAFETY: a context may be made current on any thread; each call pushes and pops it.
@@ -105,12 +106,17 @@ impl Device {
         let mut context: CUcontext = std::ptr::null_mut();
         // SAFETY: `context` is ours; released in Drop.
         check(unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) }, "cuDevicePrimaryCtxRetain")?;
-        Ok(Arc::new(Device { device, context, ordinal }))
+        Ok(Arc::new(Device { device, context, ordinal, generation: (major, minor) }))
     }
 
     /// Its number.
     pub fn ordinal(&self) -> i32 {
         self.ordinal
+    }
+
+    /// Its compute capability.
+    pub fn generation(&self) -> (i32, i32) {
+        self.generation
     }
 
     /// Whether an address was allocated in another context than the device's primary one.
