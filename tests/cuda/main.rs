@@ -42,5 +42,6 @@ mod ranks;
 mod simulator;
 mod soap;
 mod stack;
+mod together;
 mod toolchain;
 mod workspace;

@@ -69,6 +69,9 @@ pub struct Gpu {
     preconditioned: Vec<bool>,
     /// How many factors were sensed since the last readback.
     sensed: usize,
+    /// What the next readback brings is on its way, or has arrived.
+    requested: bool,
+    arrived: bool,
     /// What comes back to the host, and behind it records on their way out.
     incoming: Pinned,
     /// Tasks and choices on their way to the device.
@@ -90,6 +93,8 @@ pub struct Gpu {
     /// Everything up to here has been put on a stream; whether it was ever recorded.
     ready: Event,
     is_ready: bool,
+    /// What another stream has to do before a step.
+    arrival: Event,
     own: Stream,
     kernels: Arc<Kernels>,
 }
@@ -121,7 +126,7 @@ impl Gpu {
         let incoming = Pinned::new(device, layout.tables.readback.next_multiple_of(8) + 2 * plan.head_bytes)?;
         let outgoing = Pinned::new(device, factors * (4 * size_of::<Task>() + size_of::<Choice>()))?;
         let linear = Linear::new(device, allocator, probe::has_batched_solver())?;
-        let (own, ready) = (Stream::new(device)?, Event::new(device)?);
+        let (own, ready, arrival) = (Stream::new(device)?, Event::new(device)?, Event::new(device)?);
         let rows = plan.blocks.len();
         let mut made = Gpu {
             arrays: vec![0; plan.arrays.len()],
@@ -138,6 +143,8 @@ impl Gpu {
             ticked: false,
             preconditioned: vec![false; layout.batches.len()],
             sensed: 0,
+            requested: false,
+            arrived: false,
             stream: std::ptr::null_mut(),
             capturing: false,
             in_call: false,
@@ -159,6 +166,7 @@ impl Gpu {
             incoming,
             outgoing,
             ready,
+            arrival,
             own,
         };
         let (solver, host) = made.solver_needs()?;
@@ -273,7 +281,7 @@ impl Gpu {
         self.layout.tables.readback.next_multiple_of(8)
     }
 
-    /// Brings what the host has to know to pinned memory on `stream`, and waits. The one wait of a check.
+    /// Brings what the host has to know to pinned memory on `stream`.
     fn fetch(&mut self, stream: RawStream) -> Result<()> {
         let (sections, head) = (&self.layout.tables, self.incoming_head());
         let data = self.incoming.data();
@@ -291,7 +299,7 @@ impl Gpu {
             // SAFETY: pinned memory of that size, which nobody touches until the wait is over.
             unsafe { driver::download(data.add(place), address, bytes, stream)? };
         }
-        driver::wait_for(stream)
+        Ok(())
     }
 
     fn told<T: bytemuck::Pod>(&self, at: usize) -> T {
@@ -414,6 +422,13 @@ impl Device for Gpu {
                 "this step must wait for the device (a check is due, or ranks share it), but args.stream is being captured; expected graphs of plain steps of one process only",
             ));
         }
+        let earlier = || binding.after.iter().map(|other| other.cast()).filter(|other| *other != stream);
+        if capturing && earlier().next().is_some() {
+            return Err(Error::new(
+                Kind::Unsupported,
+                "args.stream is being captured, and args.after has other streams, which a graph cannot wait for; expected none",
+            ));
+        }
         if let Sites::Listed(sites) = binding.sites {
             step::find_sites(self, sites)?;
         }
@@ -426,6 +441,7 @@ impl Device for Gpu {
         };
         (self.stream, self.capturing, self.joint) = (stream, capturing, binding.joint);
         (self.in_call, self.ticked, self.sensed, self.strict) = (true, false, 0, binding.strict);
+        (self.requested, self.arrived) = (false, false);
         let moved = self.allocator.is_none() || self.arrays != binding.read;
         self.arrays.copy_from_slice(binding.read);
         self.write.copy_from_slice(binding.write);
@@ -441,6 +457,11 @@ impl Device for Gpu {
         };
         if moved {
             self.batches = self.views();
+        }
+        // Whoever makes a gradient on another stream comes first.
+        for other in earlier() {
+            self.arrival.record(other)?;
+            self.arrival.before(stream)?;
         }
         // An event from outside may enter a graph only as one that every launch waits for anew.
         match (self.is_ready, capturing) {
@@ -479,6 +500,16 @@ impl Device for Gpu {
         Ok(Inspection::Pending)
     }
 
+    fn joint_gate(&self) -> Option<(u64, bool)> {
+        self.joint.then(|| (self.gate(), self.strict))
+    }
+
+    fn judge(&mut self, gates: &[(u64, bool)]) -> Result<()> {
+        let kernels = self.kernels.clone();
+        let _current = kernels.device.enter()?;
+        step::judge(self, gates)
+    }
+
     fn accumulate(&mut self, rules: &Rules) -> Result<()> {
         let kernels = self.kernels.clone();
         let _current = kernels.device.enter()?;
@@ -496,6 +527,18 @@ impl Device for Gpu {
         }
     }
 
+    fn request(&mut self) -> Result<()> {
+        let kernels = self.kernels.clone();
+        let _current = kernels.device.enter()?;
+        self.fetch(self.stream)?;
+        self.requested = true;
+        Ok(())
+    }
+
+    fn arrived(&mut self) {
+        self.arrived = self.requested;
+    }
+
     fn readback(&mut self, into: &mut Readback) -> Result<()> {
         let kernels = self.kernels.clone();
         let _current = kernels.device.enter()?;
@@ -505,7 +548,14 @@ impl Device for Gpu {
             self.join_own()?;
             self.own.raw()
         };
-        self.fetch(stream)?;
+        let (requested, arrived) = (std::mem::take(&mut self.requested), std::mem::take(&mut self.arrived));
+        if !requested {
+            self.fetch(stream)?;
+        }
+        if !arrived {
+            // The one wait of a check.
+            driver::wait_for(stream)?;
+        }
         self.dirty = false;
         self.decode(into);
         self.sensed = 0;
