@@ -229,9 +229,9 @@ fn a_step_comes_after_the_streams_that_its_gradients_are_made_on() {
         let streams = [Other::new(&late), Other::new(&late)];
         let waiting = Other::new(&early);
         for t in 0..6 {
-            for which in 0..2 {
+            for (which, stream) in streams.iter().enumerate() {
                 let values: Vec<f32> = (0..30).map(|i| ((i * 7 + t * 3 + which) % 11) as f32 - 5.0).collect();
-                streams[which].make(which, &values);
+                stream.make(which, &values);
                 waiting.make(which, &values);
                 early.settle();
                 // SAFETY: the stream is alive.

@@ -374,8 +374,8 @@ mod tests {
 
     #[test]
     fn a_small_model_is_worked_on_at_once() {
-        let plan = plan(&[[768, 768]; 12]);
+        let plan = plan(&[[768, 768]; 16]);
         let layout = Layout::new(&plan, false).unwrap();
-        assert_eq!((layout.batches.len(), layout.work_bytes), (1, 12 * 768 * 768 * 8));
+        assert_eq!((layout.batches.len(), layout.work_bytes), (1, 16 * 768 * 768 * 8));
     }
 }

@@ -66,9 +66,10 @@ fn generation(device: CUdevice) -> Result<(i32, i32)> {
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
     };
-    // SAFETY: a device of the driver's.
     let get = |attribute| {
-        named(unsafe { result::device::get_attribute(device, attribute) }, "cuDeviceGetAttribute")
+        // SAFETY: a device of the driver's.
+        let found = unsafe { result::device::get_attribute(device, attribute) };
+        named(found, "cuDeviceGetAttribute")
     };
     Ok((get(MAJOR)?, get(MINOR)?))
 }
