@@ -539,8 +539,8 @@ typedef struct foam_optimizer foam_optimizer;
 
 /**
  * The step is only checked, not taken: everything that it would refuse is refused (arguments, tensors, overlaps,
- * and on the CPU gradients that are not finite), and neither parameters nor state change. `skipped` receives what
- * the step would say. On a CUDA device the gradients themselves are not looked at.
+ * gradients that are not finite), and neither parameters nor state change. `skipped` receives what the step would
+ * say. On a CUDA device the call waits for the answer.
  */
 #define FOAM_STEP_VALIDATE 1
 
@@ -567,6 +567,13 @@ typedef struct foam_step_args {
     double lr;
     /** Multiplies every gradient, default 1; for example 1/S to undo a loss scale of S. */
     double grad_scale;
+    /**
+     * NULL, or CUDA streams on which gradients or parameters are still being made: the step comes after what has been
+     * put on them so far. Ignored on the CPU; not for optimizers from `foam_create_ranks`.
+     */
+    void *const *after;
+    /** Number of streams in `after`. */
+    size_t after_count;
 } foam_step_args;
 
 /**
@@ -1321,12 +1328,15 @@ foam_status foam_step(foam_optimizer *optimizer,
                       foam_error *error);
 
 /**
- * One step of several optimizers from `foam_create_ranks`, or of none of them: `args[i]` is that of `optimizers[i]`.
- * They have the same ranks, and share the collectives of one step: the groups of a model need no more of them than
- * one group. The communicator of the first serves all. Everything that one of them refuses, on any rank, all refuse,
- * and nothing has changed; a gradient that is not finite skips the step of all if the options of its optimizer say
- * so, and that one counts it. All ranks make this call with the same optimizers in the same order. Overlaps between
- * the tensors of two optimizers are not looked for.
+ * One step of several optimizers, or of none of them: `args[i]` is that of `optimizers[i]`. Everything that one of
+ * them refuses all refuse, and nothing has changed; a gradient that is not finite skips the step of all if the options
+ * of its optimizer say so, and that one counts it. Overlaps between the tensors of two optimizers are not looked for.
+ *
+ * Either all are from `foam_create`, on one device and (on CUDA) with one `stream`: the call then waits for the device
+ * as often as that of one optimizer, once at a check and never in a plain step. Or all are from `foam_create_ranks`
+ * with the same ranks, and share the collectives of one step: the groups of a model need no more of them than one
+ * group. The communicator of the first serves all, and all ranks make this call with the same optimizers in the same
+ * order.
  *
  * Contract: `optimizers` and `args` have `count` elements, each as for `foam_step`; `error` is NULL or a record.
  */

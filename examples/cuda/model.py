@@ -422,12 +422,12 @@ def batched(device: Device, group: Group) -> Work:
     return Work(9.0 * side**3 * count, 0.0, 3.3e-6 * side + count * (80e-6 + 0.93e-12 * side**3))
 
 
-#: The largest side that this version gives to the batched solver; src/device/gpu/cuda/linear.rs.
-BATCHED_SIDE = 256
-
-
 def _takes_batched(group: Group) -> bool:
-    return group.side <= BATCHED_SIDE and group.count > 1
+    """Whether this version gives a group to the batched solver: by the stated costs, at the A100's rate, as
+    src/device/gpu/cuda/linear.rs has them.
+    """
+    side, count = group
+    return 3.3 * side + count * (80 + 0.93e-6 * side**3) < count * (35 * side + 9 * side**3 / 14.6e6)
 
 
 def this_version(device: Device, group: Group) -> Work:

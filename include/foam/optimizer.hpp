@@ -24,6 +24,7 @@ struct StepOptions {
     double grad_scale = 1.0;                 /**< Multiplies every gradient, to undo a loss scale. */
     void *stream = nullptr;                  /**< CUDA stream to order the work on. */
     bool validate_only = false;              /**< Find out what the step would refuse, and take none. */
+    std::vector<void *> after = {};          /**< CUDA streams whose work so far comes before the step. */
 };
 
 /** What one step did. */
@@ -118,6 +119,8 @@ class Optimizer {
             args.skipped = &skipped;
             if (options.lr) args.lr = *options.lr;
             args.grad_scale = options.grad_scale;
+            args.after = options.after.data();
+            args.after_count = options.after.size();
             args.flags = options.validate_only ? FOAM_STEP_VALIDATE : 0;
             status = FOAM_CALL(step)(handle_.get(), &args, error);
             result.skipped = skipped != 0;

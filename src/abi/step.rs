@@ -11,15 +11,16 @@ use super::tensor::{
 use crate::config::Device;
 use crate::engine::plan::{ParamPlan, Plan};
 use crate::engine::ranks::step::{Party, run};
-use crate::engine::{Outcome, StepOptions, Tensors};
+use crate::engine::together::{self, Member};
+use crate::engine::{Optimizer, Outcome, StepOptions, Tensors};
 use crate::error::{Error, Kind, Result};
 use crate::memory::reserved;
 use crate::tensor::{DType, TensorRef};
 use libc::c_void;
 
 /// The step is only checked, not taken: everything that it would refuse is refused (arguments, tensors, overlaps,
-/// and on the CPU gradients that are not finite), and neither parameters nor state change. `skipped` receives what
-/// the step would say. On a CUDA device the gradients themselves are not looked at.
+/// gradients that are not finite), and neither parameters nor state change. `skipped` receives what the step would
+/// say. On a CUDA device the call waits for the answer.
 pub const FOAM_STEP_VALIDATE: u32 = 1;
 
 /// Arguments of one step. Fill it with `foam_step_args_init`, then set `count`, `params` and `grads`.
@@ -45,6 +46,11 @@ pub struct foam_step_args {
     pub lr: f64,
     /// Multiplies every gradient, default 1; for example 1/S to undo a loss scale of S.
     pub grad_scale: f64,
+    /// NULL, or CUDA streams on which gradients or parameters are still being made: the step comes after what has been
+    /// put on them so far. Ignored on the CPU; not for optimizers from `foam_create_ranks`.
+    pub after: *const *mut c_void,
+    /// Number of streams in `after`.
+    pub after_count: usize,
 }
 
 // SAFETY: plain data, first field `struct_size`, every bit pattern valid.
@@ -60,7 +66,9 @@ unsafe impl AbiStruct for foam_step_args {
         stream,
         skipped,
         lr,
-        grad_scale
+        grad_scale,
+        after,
+        after_count
     });
 
     fn defaults() -> Self {
@@ -74,6 +82,8 @@ unsafe impl AbiStruct for foam_step_args {
             skipped: std::ptr::null_mut(),
             lr: f64::NAN,
             grad_scale: 1.0,
+            after: std::ptr::null(),
+            after_count: 0,
         }
     }
 }
@@ -155,7 +165,8 @@ pub unsafe extern "C" fn foam_step(
                 Err(error) => return Err(inner.optimizer.refuse_together(error)),
             };
             let Inner { optimizer, scratch } = inner;
-            let tensors = Tensors { params: &scratch.params, grads: &scratch.grads, stream: args.stream };
+            let (stream, after) = (args.stream, streams(&args));
+            let tensors = Tensors { params: &scratch.params, grads: &scratch.grads, stream, after };
             let outcome = if args.flags & FOAM_STEP_VALIDATE == 0 {
                 optimizer.step(&tensors, options)?
             } else {
@@ -169,12 +180,15 @@ pub unsafe extern "C" fn foam_step(
     }
 }
 
-/// One step of several optimizers from `foam_create_ranks`, or of none of them: `args[i]` is that of `optimizers[i]`.
-/// They have the same ranks, and share the collectives of one step: the groups of a model need no more of them than
-/// one group. The communicator of the first serves all. Everything that one of them refuses, on any rank, all refuse,
-/// and nothing has changed; a gradient that is not finite skips the step of all if the options of its optimizer say
-/// so, and that one counts it. All ranks make this call with the same optimizers in the same order. Overlaps between
-/// the tensors of two optimizers are not looked for.
+/// One step of several optimizers, or of none of them: `args[i]` is that of `optimizers[i]`. Everything that one of
+/// them refuses all refuse, and nothing has changed; a gradient that is not finite skips the step of all if the options
+/// of its optimizer say so, and that one counts it. Overlaps between the tensors of two optimizers are not looked for.
+///
+/// Either all are from `foam_create`, on one device and (on CUDA) with one `stream`: the call then waits for the device
+/// as often as that of one optimizer, once at a check and never in a plain step. Or all are from `foam_create_ranks`
+/// with the same ranks, and share the collectives of one step: the groups of a model need no more of them than one
+/// group. The communicator of the first serves all, and all ranks make this call with the same optimizers in the same
+/// order.
 ///
 /// # Safety
 /// `optimizers` and `args` have `count` elements, each as for `foam_step`; `error` is NULL or a record.
@@ -192,8 +206,19 @@ pub unsafe extern "C" fn foam_step_together(
 /// # Safety
 /// As `foam_step_together`.
 unsafe fn step_all(inners: &mut [&mut Inner], args: *const foam_step_args) -> Result<()> {
-    if let Some(place) = inners.iter().position(|inner| inner.optimizer.ranks().is_none()) {
-        let message = format!("optimizers[{place}] has no other ranks; expected one from foam_create_ranks");
+    let alone = inners.iter().all(|inner| inner.optimizer.ranks().is_none());
+    if let Some(place) = inners.iter().position(|inner| !alone && inner.optimizer.ranks().is_none()) {
+        let message =
+            format!("optimizers[{place}] has no other ranks; expected all from foam_create_ranks, or none");
+        return Err(Error::invalid(message));
+    }
+    let place_of = |inner: &Inner| inner.optimizer.config().device;
+    if let Some(place) = inners.iter().position(|inner| alone && place_of(inner) != place_of(inners[0])) {
+        let (found, own) = (place_of(inners[place]), place_of(inners[0]));
+        let message = format!(
+            "optimizers[{place}] is on device type {}, id {}: expected type {}, id {}, the device of optimizers[0]",
+            found.kind, found.id, own.kind, own.id
+        );
         return Err(Error::invalid(message));
     }
     let world = |inner: &Inner| inner.optimizer.ranks().map(|ranks| ranks.rank_and_size());
@@ -221,23 +246,36 @@ unsafe fn step_all(inners: &mut [&mut Inner], args: *const foam_step_args) -> Re
     if fault.is_none() && read.iter().any(|(args, _)| (args.flags & FOAM_STEP_VALIDATE != 0) != validates) {
         fault = Some(Error::invalid("args: expected FOAM_STEP_VALIDATE in all of them, or in none"));
     }
+    let ordered = alone && place_of(inners[0]).kind == FOAM_DEVICE_CUDA;
+    if let Some(place) = read.iter().position(|(args, _)| ordered && args.stream != read[0].0.stream) {
+        let message = format!("args[{place}].stream is another than args[0].stream; expected one stream");
+        fault = fault.or(Some(Error::invalid(message)));
+    }
     // A step that one rank refuses is refused by all, so that no rank waits for it.
-    let refused = fault.is_some();
+    if let Some(error) = fault.take_if(|_| alone) {
+        return Err(error);
+    }
     let mut tensors: Vec<Tensors> = reserved(inners.len(), what)?;
     let mut optimizers = reserved(inners.len(), what)?;
     for (place, inner) in inners.iter_mut().enumerate() {
         let Inner { optimizer, scratch } = &mut **inner;
-        let stream = read.get(place).map_or(std::ptr::null_mut(), |(args, _)| args.stream);
-        tensors.push(Tensors { params: &scratch.params, grads: &scratch.grads, stream });
+        let own = read.get(place).map(|(args, _)| args);
+        let stream = own.map_or(std::ptr::null_mut(), |args| args.stream);
+        // SAFETY: the caller's contract; `read_options` has looked at them.
+        let after: &[_] = own.map_or(&[], |args| unsafe { streams(args) });
+        tensors.push(Tensors { params: &scratch.params, grads: &scratch.grads, stream, after });
         optimizers.push(optimizer);
     }
-    let mut parties: Vec<Party> = reserved(tensors.len(), what)?;
-    for (place, (optimizer, tensors)) in optimizers.into_iter().zip(&tensors).enumerate() {
-        let options = read.get(place).map_or_else(StepOptions::default, |(_, options)| *options);
-        parties.push(Party::new(optimizer, (!refused).then_some(tensors), options, fault.take())?);
-    }
-    let outcome = run(&mut parties, validates);
-    parties.into_iter().for_each(Party::end);
+    let outcome = if alone {
+        let mut members: Vec<Member> = reserved(tensors.len(), what)?;
+        let own = optimizers.into_iter().zip(&tensors).zip(&read);
+        members.extend(
+            own.map(|((optimizer, tensors), (_, options))| Member::new(optimizer, tensors, *options)),
+        );
+        if validates { together::validate(&mut members) } else { together::step(&mut members) }
+    } else {
+        share(optimizers, &tensors, &read, fault, validates)
+    };
     let skipped = i32::from(outcome? == Outcome::Skipped);
     for (args, _) in read.iter().filter(|(args, _)| !args.skipped.is_null()) {
         // SAFETY: the caller's contract.
@@ -246,17 +284,54 @@ unsafe fn step_all(inners: &mut [&mut Inner], args: *const foam_step_args) -> Re
     Ok(())
 }
 
+/// The step of optimizers that share their work with other ranks, all of which hear of a fault.
+fn share(
+    optimizers: Vec<&mut Optimizer>,
+    tensors: &[Tensors],
+    read: &[(foam_step_args, StepOptions)],
+    mut fault: Option<Error>,
+    validates: bool,
+) -> Result<Outcome> {
+    let refused = fault.is_some();
+    let mut parties: Vec<Party> = reserved(tensors.len(), "the optimizers of a step")?;
+    for (place, (optimizer, tensors)) in optimizers.into_iter().zip(tensors).enumerate() {
+        let options = read.get(place).map_or_else(StepOptions::default, |(_, options)| *options);
+        parties.push(Party::new(optimizer, (!refused).then_some(tensors), options, fault.take())?);
+    }
+    let outcome = run(&mut parties, validates);
+    parties.into_iter().for_each(Party::end);
+    outcome
+}
+
 /// Reads and checks all arguments of a step.
 unsafe fn read_step(args: *const foam_step_args, inner: &mut Inner) -> Result<(foam_step_args, StepOptions)> {
     // SAFETY: the caller's contract.
     let args = unsafe { boundary::read_struct(args, "args")? };
     let options = read_options(&args)?;
+    if args.after_count > 0 && inner.optimizer.ranks().is_some() {
+        return Err(Error::new(
+            Kind::Unsupported,
+            "args.after has streams, which an optimizer from foam_create_ranks does not wait for; expected none",
+        ));
+    }
     // SAFETY: the caller's contract.
     unsafe { read_tensors(&args, inner)? };
     let optimizer = &inner.optimizer;
     let lr = options.lr.unwrap_or(optimizer.config().lr);
     refuse_rates(optimizer.config(), lr, optimizer.plan().params.iter().map(|param| &param.spec))?;
     Ok((args, options))
+}
+
+/// The streams of `after`.
+///
+/// # Safety
+/// `read_options` took the arguments, whose memory lives as long as what is borrowed.
+unsafe fn streams<'a>(args: &foam_step_args) -> &'a [*mut c_void] {
+    if args.after_count == 0 {
+        return &[];
+    }
+    // SAFETY: the caller gives `after_count` streams.
+    unsafe { std::slice::from_raw_parts(args.after, args.after_count) }
 }
 
 fn read_options(args: &foam_step_args) -> Result<StepOptions> {
@@ -274,6 +349,12 @@ fn read_options(args: &foam_step_args) -> Result<StepOptions> {
         return Err(Error::invalid(format!(
             "args.grad_scale = {}: expected a finite number other than 0 (foam_step_args_init sets 1)",
             args.grad_scale
+        )));
+    }
+    if args.after_count > 0 && (args.after.is_null() || !args.after.is_aligned()) {
+        return Err(Error::invalid(format!(
+            "args.after is {:?}: expected {} streams, aligned as pointers are",
+            args.after, args.after_count
         )));
     }
     Ok(StepOptions { lr: (!args.lr.is_nan()).then_some(args.lr), grad_scale: args.grad_scale })

@@ -220,7 +220,7 @@ impl Optimizer {
         // The borrows 'p and 'g outlive this call: the addresses are good for the step, and no parameter overlaps
         // anything else.
         let stream = options.stream as *mut c_void;
-        let tensors = Tensors { params: &self.params, grads: &self.grads, stream };
+        let tensors = Tensors { params: &self.params, grads: &self.grads, stream, after: &[] };
         self.sound = false;
         let outcome = self.engine.step(&tensors, options.engine);
         self.sound = !self.engine.is_lost();

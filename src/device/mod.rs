@@ -133,6 +133,8 @@ pub struct Binding<'a> {
     pub workspace: (u64, usize),
     /// The caller's stream, for devices that have streams.
     pub stream: *mut libc::c_void,
+    /// Streams whose work so far comes before that of the call.
+    pub after: &'a [*mut libc::c_void],
     /// All blocks take part, or none: one gradient that is not finite stops the step.
     pub joint: bool,
     /// After such a step none is taken until the engine says [`Device::reopen`].
@@ -386,11 +388,26 @@ pub trait Device: Send {
     fn carry(&mut self) -> Result<()>;
     /// Looks at the gradients of all active blocks, before anything is written.
     fn inspect(&mut self, rules: &Rules) -> Result<Inspection>;
+    /// Where the device itself decides about the joint step under way, and whether a bad gradient stops all later
+    /// steps; none if an inspection says at once what it found.
+    fn joint_gate(&self) -> Option<(u64, bool)> {
+        None
+    }
+    /// Decides on the device about the steps that were inspected, one for each of `gates`: all are taken, or none.
+    fn judge(&mut self, _gates: &[(u64, bool)]) -> Result<()> {
+        Ok(())
+    }
     /// Advances the clocks of the blocks that take part, and updates their statistics. `adds` is false if it is certain
     /// that no gradient of this call enters the statistics: a device that does not know the clocks leaves out that work.
     fn accumulate(&mut self, rules: &Rules, adds: bool) -> Result<()>;
     /// Measures factors; the answers come with the readback.
     fn sense(&mut self, rules: &Rules, orders: &[SenseOrder]) -> Result<()>;
+    /// Puts on the queue what the next readback in this call brings.
+    fn request(&mut self) -> Result<()> {
+        Ok(())
+    }
+    /// The host has waited for the queue since the request, on behalf of another: the readback need not.
+    fn arrived(&mut self) {}
     /// Brings to the host what it has to know. On a device that is not synchronous, the one wait of a check.
     fn readback(&mut self, into: &mut Readback) -> Result<()>;
     /// Renews bases and spectra. `answers` becomes an answer per order; false if they are still out.

@@ -54,23 +54,39 @@ impl Engine {
     /// Second part of a step: checks every factor that is due. Says whether the step goes on: a device may have
     /// held it back.
     pub(super) fn check(&mut self, rules: &Rules) -> Result<bool> {
+        if self.begin_check(rules)? { self.end_check(rules) } else { Ok(true) }
+    }
+
+    /// The part of a check that waits for nothing: measures the factors that are due, and asks for the answers. Says
+    /// whether there are any.
+    pub(super) fn begin_check(&mut self, rules: &Rules) -> Result<bool> {
         if self.plan.factors.is_empty() {
-            return Ok(true);
+            return Ok(false);
         }
         // Of a borrowed state on a device that works on its own the host knows nothing before it asks, which means
         // waiting: all factors are sensed before that, unless what to sense depends on the answer.
         let mut known = !self.borrowed || self.device.is_synchronous();
         if !known && policy::looks_at_age(self.config.policy) {
             self.sense(rules, &[])?;
+            self.hear()?;
             known = true;
         }
         let mut lists = std::mem::take(&mut self.lists);
-        let outcome = self.check_due(rules, known, &mut lists);
+        let outcome = self.sense_due(rules, known, &mut lists);
         self.lists = lists;
         outcome
     }
 
-    fn check_due(&mut self, rules: &Rules, known: bool, lists: &mut Lists) -> Result<bool> {
+    /// The rest of a check: hears the answers, decides, refreshes and re-damps. Says whether the step goes on.
+    pub(super) fn end_check(&mut self, rules: &Rules) -> Result<bool> {
+        self.hear()?;
+        let mut lists = std::mem::take(&mut self.lists);
+        let outcome = self.act_on_due(rules, &mut lists);
+        self.lists = lists;
+        outcome
+    }
+
+    fn sense_due(&mut self, rules: &Rules, known: bool, lists: &mut Lists) -> Result<bool> {
         if known {
             self.find_due(&mut lists.due);
         } else {
@@ -79,7 +95,7 @@ impl Engine {
             lists.due.extend((0..self.plan.factors.len()).filter(own));
         }
         if lists.due.is_empty() {
-            return Ok(true);
+            return Ok(false);
         }
         let senses = self.plan.preconditioner.senses(&self.config);
         let sensed = lists.due.iter().copied().filter(|f| senses && (!known || self.is_sensed(*f)));
@@ -88,6 +104,10 @@ impl Engine {
         // One factor per thread, equal ones together: the large ones first.
         lists.sense.sort_unstable_by_key(|order| self.large_first(order.factor));
         self.sense(rules, &lists.sense)?;
+        Ok(true)
+    }
+
+    fn act_on_due(&mut self, rules: &Rules, lists: &mut Lists) -> Result<bool> {
         if !self.borrowed {
             self.report_refused()?;
         }
@@ -108,12 +128,17 @@ impl Engine {
         Ok(true)
     }
 
-    /// Measures factors and brings the answers to the host.
+    /// Measures factors and asks for the answers.
     fn sense(&mut self, rules: &Rules, orders: &[SenseOrder]) -> Result<()> {
         self.timed(Verb::Sense, |this| {
             this.device.sense(rules, orders)?;
-            this.ask()
-        })?;
+            this.device.request()
+        })
+    }
+
+    /// Brings the answers to the host.
+    fn hear(&mut self) -> Result<()> {
+        self.timed(Verb::Sense, Engine::ask)?;
         if self.borrowed {
             self.totals.steps = self.clocks.iter().map(|clock| clock.step).max().unwrap_or(0);
         }
@@ -148,7 +173,7 @@ impl Engine {
             let doubled = !self.device.is_synchronous() && again;
             let order = RefreshOrder { doubled, ..self.refresh_order(factor) };
             undecided[factor] = !doubled;
-            if self.begin_check(factor) || doubled {
+            if self.count_check(factor) || doubled {
                 refresh.push(order);
                 undecided[factor] = false;
             }
@@ -203,7 +228,7 @@ impl Engine {
     }
 
     /// Counts the check; says whether it is a refresh that nothing has to be sensed for.
-    fn begin_check(&mut self, factor: usize) -> bool {
+    fn count_check(&mut self, factor: usize) -> bool {
         let t = self.step_of(factor) as i64;
         let senses = self.plan.preconditioner.senses(&self.config);
         let sensed = senses && self.is_sensed(factor);

@@ -4,6 +4,7 @@ use super::plan::{Content, ParamSpec, Plan, Size, SlotId, Sum};
 use super::ports::Verb;
 use super::ranks::{Division, Ranks, Shared, courier};
 use super::rules::Rules;
+use super::together::{self, Member};
 use super::{Clock, Engine, Log};
 use crate::comm::{Comm, agree};
 use crate::config::{Config, Device, Grafting, Nonfinite};
@@ -22,6 +23,8 @@ pub struct Tensors<'a> {
     pub grads: &'a [Option<TensorRef>],
     /// The caller's stream, for devices that have streams.
     pub stream: *mut libc::c_void,
+    /// Streams whose work so far comes before the step.
+    pub after: &'a [*mut libc::c_void],
 }
 
 /// Steps ahead within which the next check is looked for.
@@ -58,7 +61,7 @@ pub struct Optimizer {
     arrays: Vec<u64>,
     sites: Vec<Site>,
     /// An error that a readback brought when no step was under way; the next call reports it.
-    deferred: Option<Error>,
+    pub(super) deferred: Option<Error>,
     /// A device failed in the middle of a step.
     lost: bool,
     /// The ranks that share the work; none alone.
@@ -170,20 +173,14 @@ impl Optimizer {
     ///
     /// The tensors must be valid for the call, disjoint where written, and in the plan's order.
     pub fn step(&mut self, tensors: &Tensors, options: StepOptions) -> Result<Outcome> {
+        if self.ranks.is_none() {
+            return together::step(&mut [Member::new(self, tensors, options)]);
+        }
         if let Some(error) = self.deferred.take() {
             return Err(self.refuse_together(error));
         }
         let begun = Instant::now();
-        if self.ranks.is_some() {
-            let outcome = self.step_together(tensors, options, false)?;
-            self.engine.totals.seconds_total += begun.elapsed().as_secs_f64();
-            return Ok(outcome);
-        }
-        let (rules, waits) = self.begin(tensors, options, None)?;
-        if let Some(block) = self.engine.inspect(&rules)? {
-            return self.engine.refuse(block);
-        }
-        let outcome = self.take_step(&rules, waits).map_err(|cause| self.lose(cause))?;
+        let outcome = self.step_together(tensors, options, false)?;
         self.engine.totals.seconds_total += begun.elapsed().as_secs_f64();
         Ok(outcome)
     }
@@ -212,6 +209,7 @@ impl Optimizer {
             infos: (0, 0),
             workspace: (0, 0),
             stream: tensors.stream,
+            after: tensors.after,
             joint: true,
             strict: self.engine.config.nonfinite == Nonfinite::Error,
             // Ranks agree before the first write.
@@ -224,23 +222,44 @@ impl Optimizer {
 
     /// The part of a step that writes.
     pub(super) fn take_step(&mut self, rules: &Rules, waits: bool) -> Result<Outcome> {
-        let mut goes_on = Ok(true);
+        if self.submit(rules, waits)? { self.conclude(rules) } else { Ok(Outcome::Stepped) }
+    }
+
+    /// The part of a step that writes, as far as nothing has to be waited for. Says whether [`Optimizer::conclude`]
+    /// must follow.
+    pub(super) fn submit(&mut self, rules: &Rules, waits: bool) -> Result<bool> {
         for verb in self.engine.plan.preconditioner.order() {
             match verb {
                 Verb::Accumulate => self.engine.accumulate(rules)?,
-                Verb::Check if waits => goes_on = self.engine.check(rules),
+                Verb::Apply => self.engine.apply(rules)?,
+                Verb::Check if waits && self.engine.begin_check(rules)? => return Ok(true),
                 Verb::Check => {}
-                Verb::Apply if matches!(goes_on, Ok(true)) => self.engine.apply(rules)?,
-                // The step was held back: what was put on the queue before it still counts.
-                Verb::Apply => {}
-            }
-            if goes_on.as_ref().is_err_and(|cause| cause.kind != Kind::NotFinite) {
-                return goes_on.map(|_| Outcome::Skipped);
             }
         }
+        self.complete()?;
+        Ok(false)
+    }
+
+    /// The rest of a step that checks.
+    pub(super) fn conclude(&mut self, rules: &Rules) -> Result<Outcome> {
+        let goes_on = self.engine.end_check(rules);
+        if goes_on.as_ref().is_err_and(|cause| cause.kind != Kind::NotFinite) {
+            return goes_on.map(|_| Outcome::Skipped);
+        }
+        let order = self.engine.plan.preconditioner.order();
+        // A step that was held back still counts what was put on the queue before.
+        if order.last() == Some(&Verb::Apply) && matches!(goes_on, Ok(true)) {
+            self.engine.apply(rules)?;
+        }
+        self.complete()?;
+        goes_on.map(|taken| if taken { Outcome::Stepped } else { Outcome::Skipped })
+    }
+
+    /// All work of a step has been put on the queue.
+    fn complete(&mut self) -> Result<()> {
         self.engine.device.finish()?;
         self.engine.warn_left_out(self.engine.device.left_out());
-        goes_on.map(|taken| if taken { Outcome::Stepped } else { Outcome::Skipped })
+        Ok(())
     }
 
     /// An error of the device in the middle of a step leaves nothing to rely on, and says so.
@@ -485,24 +504,16 @@ impl Optimizer {
         self.engine.config = config;
     }
 
-    /// Finds what [`Optimizer::step`] would refuse, and changes nothing. A device that works on its own does not
-    /// look at the gradients.
+    /// Finds what [`Optimizer::step`] would refuse, and changes nothing. The host waits for a device that works on its
+    /// own.
     pub fn validate_step(&mut self, tensors: &Tensors, options: StepOptions) -> Result<Outcome> {
+        if self.ranks.is_none() {
+            return together::validate(&mut [Member::new(self, tensors, options)]);
+        }
         if let Some(error) = self.deferred.clone() {
             return Err(self.refuse_together(error));
         }
-        if self.ranks.is_some() {
-            return self.step_together(tensors, options, true);
-        }
-        if !self.engine.device.is_synchronous() {
-            return Ok(Outcome::Stepped);
-        }
-        let (rules, _) = self.begin(tensors, options, None)?;
-        match self.engine.inspect(&rules)? {
-            None => Ok(Outcome::Stepped),
-            Some(_) if self.engine.config.nonfinite == Nonfinite::Skip => Ok(Outcome::Skipped),
-            Some(block) => Err(self.engine.not_finite(self.plan().blocks[block].param)),
-        }
+        self.step_together(tensors, options, true)
     }
 }
 
@@ -516,7 +527,7 @@ impl Engine {
     }
 
     /// A joint step whose gradient is known not to be finite: nothing has changed.
-    fn refuse(&mut self, block: usize) -> Result<Outcome> {
+    pub(super) fn refuse(&mut self, block: usize) -> Result<Outcome> {
         self.refuse_param(self.plan.blocks[block].param)
     }
 

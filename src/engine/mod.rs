@@ -15,6 +15,7 @@ pub mod rules;
 pub mod session;
 pub mod stack;
 pub mod stats;
+pub mod together;
 
 pub use handle::{Optimizer, Outcome, StepOptions, Tensors};
 pub use rules::Clock;
@@ -107,9 +108,18 @@ impl Engine {
         })
     }
 
-    /// Looks at the gradients, before anything is written. Gives the first block whose gradient is not finite, if
-    /// that is known.
+    /// Looks at the gradients, before anything is written, and lets a device that works on its own decide about the
+    /// step. Gives the first block whose gradient is not finite, if that is known.
     fn inspect(&mut self, rules: &Rules) -> Result<Option<usize>> {
+        let found = self.look(rules)?;
+        if let Some(gate) = self.device.joint_gate() {
+            self.device.judge(&[gate])?;
+        }
+        Ok(found)
+    }
+
+    /// Looks at the gradients, as [`Engine::inspect`]; nothing is decided.
+    fn look(&mut self, rules: &Rules) -> Result<Option<usize>> {
         let inspection = self.timed(Verb::Inspect, |this| this.device.inspect(rules))?;
         Ok(match inspection {
             Inspection::Known(block) => block,

@@ -181,6 +181,7 @@ impl Session {
             stream: call.stream,
             joint: false,
             strict: false,
+            after: &[],
             waits: call.verb == Verb::Check,
         };
         let rules = Rules::new(config, call.scale, call.grad_scale);

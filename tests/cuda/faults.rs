@@ -60,7 +60,7 @@ const ENTRIES: &[(&str, i32)] = &[
 const SOAP: &str = "device=cuda:0 check_period=4 refresh_schedule=fixed";
 
 fn specs() -> Vec<Spec> {
-    let shapes: [&[i64]; 4] = [&[6, 5], &[6, 5], &[4, 5], &[7]];
+    let shapes: [&[i64]; 4] = [&[6, 5], &[6, 5], &[2, 5], &[7]];
     let spec = |(i, shape): (usize, &&[i64])| Spec::new(&format!("p{i}"), shape).of(Dtype::F32);
     shapes.iter().enumerate().map(spec).collect()
 }

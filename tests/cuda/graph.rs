@@ -1,7 +1,7 @@
 //! Plain steps in a CUDA graph: captured on a stream of its own, replayed without the host, with the results, the clocks
 //! and the checks of steps that the host takes one by one.
 
-use crate::cost::{Cost, Trainer, equal};
+use crate::cost::{Cost, Trainer, equal, step_all};
 use crate::simulated::{count, simulated, simulated_with};
 use crate::support::random::Random;
 use cudarc::driver::sys::{self, CUgraphExec, CUresult, CUstream};
@@ -40,6 +40,15 @@ impl Captured<'_> {
             }
         });
         Captured { trainer, stream, exec }
+    }
+
+    /// A plain step of all optimizers together.
+    pub fn steps(trainers: &[Trainer]) -> Captured<'_> {
+        let [first, _, ..] = trainers else { return Captured::step(&trainers[0]) };
+        Captured::new(first, |stream| {
+            let cost = step_all(trainers, 1e-3, stream).unwrap();
+            assert_eq!((cost.waits, cost.allocations, cost.copies), (0, 0, 0));
+        })
     }
 
     /// A plain step.

@@ -43,5 +43,6 @@ mod sharing;
 mod simulator;
 mod soap;
 mod stack;
+mod together;
 mod toolchain;
 mod workspace;

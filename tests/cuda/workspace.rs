@@ -76,17 +76,64 @@ fn a_refresh_in_double_precision_finds_room() {
 #[test]
 fn a_solver_without_memory_is_an_error_that_names_the_bytes() {
     simulated_with(&["eager"], &[("CUDASIM_QUIET", "1")], || {
-        for (entry, active) in [("cusolverDnXsyevBatched", &[0, 1][..]), ("cusolverDnXsyevd", &[1])] {
-            let mut bed = Bed::new("", &[&[6, 5], &[6, 5]]);
+        // Matrices of side 2 are decomposed one by one.
+        for (entry, shape) in [("cusolverDnXsyevBatched", [6, 5]), ("cusolverDnXsyevd", [2, 2])] {
+            let mut bed = Bed::new("", &[&shape, &shape]);
             (0..3).for_each(|_| assert_eq!(bed.step(&[0, 1]), Ok(false)));
             // CUSOLVER_STATUS_ALLOC_FAILED.
             fail(entry, 1, 2);
-            let failure = bed.step(active).unwrap_err();
+            let failure = bed.step(&[0, 1]).unwrap_err();
             assert_eq!(failure.status, FOAM_OUT_OF_MEMORY, "{failure:?}");
-            for word in [entry, "bytes", "side 6", "lost"] {
+            for word in [entry, "bytes", &format!("side {}", shape[0]), "lost"] {
                 assert!(failure.message.contains(word), "no '{word}' in {failure:?}");
             }
             assert_eq!(bed.step(&[0, 1]).unwrap_err().status, FOAM_POISONED);
         }
     });
+}
+
+#[test]
+fn a_stack_that_is_worked_on_in_slices_takes_the_steps_of_the_cpu() {
+    simulated_with(&["eager"], &[], || {
+        // More blocks than one launch takes; a large model is cut in the same way.
+        let run = |device: &str| {
+            let mut bed = Bed::new(&format!("max_factor_dim=3 {device}"), &[&[99000]]);
+            (0..5).for_each(|_| assert_eq!(bed.step(&[0]), Ok(false)));
+            let stats = bed.model.stats();
+            assert_eq!((stats.factors, stats.evd_calls, stats.fallback_stale), (33000, 33000, 0));
+            bed.params[0].values()
+        };
+        let (cpu, gpu) = (run("device=cpu"), run(""));
+        let off = cpu.iter().zip(&gpu).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(off < 1e-6, "{off}");
+    });
+}
+
+#[test]
+fn optimizers_of_a_device_share_the_handles_of_its_libraries() {
+    simulated_with(&["eager"], &[], || {
+        let made = || ["cublasCreate_v2", "cusolverDnCreate"].map(count);
+        let before = made();
+        // Interleaved, each takes the steps that it would take alone.
+        let mut beds: Vec<Bed> = (0..3).map(|_| Bed::new("", &[&[6, 5], &[4, 3]])).collect();
+        for _ in 0..5 {
+            beds.iter_mut().for_each(|bed| assert_eq!(bed.step(&[0, 1]), Ok(false)));
+        }
+        assert_eq!(made(), before.map(|calls| calls + 1));
+        let mut alone = Bed::new("", &[&[6, 5], &[4, 3]]);
+        (0..5).for_each(|_| assert_eq!(alone.step(&[0, 1]), Ok(false)));
+        beds.iter().for_each(|bed| assert_eq!(bed.params, alone.params));
+    });
+}
+
+#[test]
+fn cublas_gets_the_workspace_that_is_recommended_for_its_device() {
+    for capability in ["8.0", "9.0"] {
+        simulated_with(&["eager"], &[("CUDASIM_CAPABILITY", capability)], || {
+            let own = std::env::var("CUDASIM_CAPABILITY").unwrap();
+            let bytes = if own == "9.0" { 32u64 << 20 } else { 4 << 20 };
+            let found = Bed::new("", &[&[6, 5]]).model.stats().workspace_bytes;
+            assert!((bytes..bytes + (1 << 20)).contains(&found), "{own}: {found}");
+        });
+    }
 }

@@ -163,3 +163,12 @@ sys.exit(sum(doctest.testmod(module).failed for module in (foam.jax, transform))
 """
     done = python("-c", program)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_workspace_is_asked_of_a_device_of_this_process(monkeypatch):
+    asked = []
+    devices = [type("Device", (), {"local_hardware_id": number})() for number in (3, 2)]
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "local_devices", lambda: devices)
+    monkeypatch.setattr(_calls._native, "workspace", lambda options, shape, rows, device: asked.append(device) or 1)
+    assert _calls.workspace(SETTINGS, ROWS) == 1 and asked == ["cuda:2"]

@@ -132,7 +132,9 @@ def test_a_check_behind_a_condition_is_the_same_check(options, monkeypatch):
         jax.clear_caches()
         optimizer = scale_by_foam(**options)
         state, step = optimizer.init(params), jax.jit(optimizer.update)
-        assert ("stablehlo.case" in step.lower(params, state, params).as_text()) == waits
+        # One conditional for all stacks: XLA waits for each.
+        assert len(state.stacks) > 2
+        assert step.lower(params, state, params).as_text().count("stablehlo.case") == int(waits)
         for grads in gradients(params, 9):
             updates, state = step(grads, state, params)
         found.append((updates, state))

@@ -292,6 +292,32 @@ def test_cuda_arrays_are_seen_with_their_device_and_stream():
     assert (seen.device_text, seen.stream) == ("cuda:0", 7)
 
 
+@pytest.mark.parametrize(
+    "given, own, others, after",
+    [
+        (None, [7, 7], [7, None], []),
+        (None, [7, 7], [9, 8], [8, 9]),
+        (None, [None, None], [9, 9], [9]),
+        (None, [7, 5], [7, 7], [5]),
+        (3, [7, 7], [7, 3], [7]),
+        # Both are the legacy default stream.
+        (0, [1, 1], [1, 1], []),
+        (None, [1, 1], [2, 1], [2]),
+    ],
+)
+def test_a_step_comes_after_the_streams_that_its_arrays_are_made_on(given, own, others, after):
+    """``__cuda_array_interface__`` and DLPack say on which stream an array will be ready."""
+    weights = [np.ones((4, 3), np.float32), np.ones((4, 3), np.float32)]
+    with foam.Optimizer(weights) as optimizer:
+        params = [view(OnCuda(stream=stream), PARAMETER) for stream in own]
+        grads = [view(OnCuda(stream=stream), GRADIENT) for stream in others]
+        args, _ = optimizer._handle._args(params, grads, 0.1, 1.0, given, 0)
+        assert [args.after[place] for place in range(args.after_count)] == after
+        assert (args.stream or 0) == (given if given is not None else own[0] or 0)
+        args, _ = optimizer._handle._args(params, [None, grads[1]], 0.1, 1.0, given, 0)
+        assert others[0] in own or others[0] == others[1] or others[0] not in args.after[: args.after_count]
+
+
 def test_a_tensor_of_another_device_is_refused_at_the_step():
     weight = np.ones((4, 3), np.float32)
     with foam.Optimizer({"w": weight}) as optimizer:

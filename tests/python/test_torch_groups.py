@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import foam
 from foam.torch import FOAM
@@ -112,6 +113,60 @@ def test_groups_whose_gradients_are_in_doubt_are_undone_together(nonfinite, orde
     assert optimizer.stats()["steps"] == 5 and bits(model)[0] != before[0][0]
 
 
+class Asked(TorchDispatchMode):
+    """Counts how often a tensor is asked for its value: on a GPU each time waits for the device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_step_asks_no_tensor_for_its_value_whatever_the_number_of_groups(count):
+    model = network()
+    params = list(model.named_parameters())
+    optimizer = FOAM([{"params": params[place::count]} for place in range(count)], **OPTIONS)
+    for step in range(5):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        with Asked() as asked:
+            optimizer.step()
+        assert asked.count == 0, f"step {step}"
+    assert optimizer.stats()["checks"] > 0
+
+
+def test_groups_of_one_device_are_one_native_call(monkeypatch):
+    model = network()
+    params = list(model.named_parameters())
+    optimizer = FOAM([{"params": params[place::3]} for place in range(3)], **OPTIONS)
+    loss_of(model, 0).backward()
+    library, called = foam._library.load(), []
+    call = library.call
+    monkeypatch.setattr(library, "call", lambda name, *arguments: (called.append(name), call(name, *arguments))[1])
+    optimizer.step()
+    assert [name for name in called if name in ("foam_step", "foam_step_together")] == ["foam_step_together"]
+
+
+@pytest.mark.parametrize("bad", [0.0, 1.0])
+def test_what_grad_scaler_says_comes_with_one_transfer(bad, monkeypatch):
+    plain, scaled = network(), network()
+    for model in (plain, scaled):
+        loss_of(model, 0).backward()
+    for param in scaled.parameters():
+        param.grad *= 1024
+    FOAM(split_groups(plain), **OPTIONS).step()
+    optimizer, before = FOAM(split_groups(scaled), **OPTIONS), bits(scaled)
+    optimizer.found_inf, optimizer.grad_scale = torch.tensor(bad), torch.tensor([1024.0])
+    transfers, tolist = [], torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: (transfers.append(tensor), tolist(tensor))[1])
+    with Asked() as asked:
+        optimizer.step()
+    assert (len(transfers), asked.count) == (1, 0)
+    assert bits(scaled) == (before if bad else bits(plain))
+
+
 def test_a_gradient_of_another_shape_is_refused_before_the_first_group_steps():
     model = network()
     optimizer = FOAM(split_groups(model), **OPTIONS)
@@ -170,7 +225,8 @@ def test_a_poisoned_group_stops_the_others(capfd):
     with pytest.raises(foam.PanicError):
         optimizer.step()
     weights = bits(model)[0]
-    with pytest.raises(foam.PoisonedError, match=r"param_groups\[1\]"):
+    # The step was that of all groups, and they are lost together.
+    with pytest.raises(foam.PoisonedError, match=r"param_groups\[0\]"):
         optimizer.step()
     assert bits(model)[0] == weights and optimizer.stats(0)["steps"] == 1
     capfd.readouterr()

@@ -150,7 +150,19 @@ layout!(
 );
 layout!(
     step_args,
-    foam_step_args { struct_size, flags, count, params, grads, stream, skipped, lr, grad_scale }
+    foam_step_args {
+        struct_size,
+        flags,
+        count,
+        params,
+        grads,
+        stream,
+        skipped,
+        lr,
+        grad_scale,
+        after,
+        after_count
+    }
 );
 layout!(
     stats_info,

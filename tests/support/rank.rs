@@ -9,7 +9,7 @@ use crate::support::random::Random;
 use foam::abi::*;
 use std::ffi::{CString, c_void};
 use std::path::Path;
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 
 pub const F32: foam_dtype = foam_dtype { code: 2, bits: 32, lanes: 1 };
 pub const F64: foam_dtype = foam_dtype { code: 2, bits: 64, lanes: 1 };
@@ -255,6 +255,8 @@ impl Rank {
             skipped: null_mut(),
             lr,
             grad_scale: 1.0,
+            after: null(),
+            after_count: 0,
         }
     }
 

@@ -270,8 +270,12 @@ class Handle:
                 tensor.data = None
             else:
                 grad.fill(tensor)
+        seen = [view.stream for view in (*params, *grads) if view is not None and view.stream]
         if stream is None:
             stream = next((view.stream for view in params if view.stream), 0)
+        # Whatever is still being made on another stream comes first; the legacy default stream is 0 or 1.
+        others = sorted({own for own in seen if own != stream and {own, stream} != {0, 1}})
+        after = (ctypes.c_void_p * max(len(others), 1))(*others)
         args = _structs.StepArgs()
         self._library.call("foam_step_args_init", ctypes.byref(args), ctypes.sizeof(args))
         skipped = ctypes.c_int32(0)
@@ -283,6 +287,8 @@ class Handle:
         args.skipped = ctypes.pointer(skipped)
         args.lr = math.nan if lr is None else lr
         args.grad_scale = grad_scale
+        args.after = after
+        args.after_count = len(others)
         return args, skipped
 
     @staticmethod
@@ -292,8 +298,8 @@ class Handle:
         *,
         validate: bool = False,
     ) -> bool:
-        """One step of several optimizers that share their work over one communicator, or of none, with the
-        collectives of one step. True if it was skipped because a gradient is not finite.
+        """One step of several optimizers on one device, or of one communicator with the collectives of one step, or of
+        none of them. True if it was skipped because a gradient is not finite.
         """
         with contextlib.ExitStack() as held:
             for handle, *_ in steps:

@@ -253,6 +253,8 @@ class StepArgs(ctypes.Structure):
         ("skipped", ctypes.POINTER(c_int32)),
         ("lr", c_double),
         ("grad_scale", c_double),
+        ("after", ctypes.POINTER(c_void_p)),
+        ("after_count", c_size_t),
     ]
 
 

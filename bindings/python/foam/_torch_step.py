@@ -1,28 +1,24 @@
 """One step of all groups of ``foam.torch.FOAM``, or of none.
 
-Each group is stepped by a native optimizer of its own, which refuses whole. What can be refused is looked for in all
-groups before the first is stepped; the one thing that only the library knows for certain, whether a gradient's square
-overflows the statistics, is in doubt for huge gradients alone. Groups in doubt go first and can be undone.
+Each group is stepped by a native optimizer of its own. Those on one device, or of one communicator, are stepped together
+by the library: what one refuses all refuse, and on a GPU the device decides, so that a step waits no more often than that
+of one group. Only where groups lie on several devices are they validated first, and then stepped.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import torch
 
+from . import _structs
 from ._handle import Handle
 from ._log import hearing
 from ._torch_ranks import local
-from ._torch_state import get_state, put_state
 from .errors import InvalidArgumentError
 from .tensors import View, written
 
 __all__ = ["Work", "step_together"]
-
-#: Gradients whose norm is below this are taken: their squares are far below float32's largest number.
-_CERTAIN = math.sqrt(torch.finfo(torch.float32).max / 64)
 
 
 class Work(NamedTuple):
@@ -37,104 +33,50 @@ class Work(NamedTuple):
 
 def step_together(works: Sequence[Work], grad_scale: float) -> None:
     """Steps all groups, or none of them if a gradient is refused or skipped."""
-    if any(work.handle.comm is not None for work in works):
-        return _step_ranks(works, grad_scale)
-    works = [work for work in works if any(grad is not None for grad in work.grads)]
-    doubtful: List[Work] = []
+    shared = any(work.handle.comm is not None for work in works)
+    # Which calls are made must not depend on what one rank sees: there every group is stepped on every rank.
+    works = works if shared else [work for work in works if any(grad is not None for grad in work.grads)]
     if len(works) > 1:
         _refuse_overlaps(works)
-        certain = [_is_certain(work, grad_scale) for work in works]
-        doubtful = [work for work, sure in zip(works, certain) if not sure]
-        works = doubtful + [work for work, sure in zip(works, certain) if sure]
-    undo: List[Callable[[], None]] = []
+    clusters = _clusters(works)
     # An interrupt during a log line waits until all groups are done.
     with hearing():
-        for place, work in enumerate(works):
-            if place < len(doubtful) - 1:
-                undo.append(_undo(work))
-            try:
-                skipped = work.handle.step(work.targets, work.grads, work.lr, grad_scale)
-            except Exception:
-                _run(undo[:place])
-                raise
-            if skipped:
-                _run(undo[:place])
+        for cluster in clusters if len(clusters) > 1 else ():
+            if (cluster is not clusters[0] or _tells_late(cluster)) and _step(cluster, grad_scale, validate=True):
+                return
+        for cluster in clusters:
+            if _step(cluster, grad_scale):
                 return
         for work in works:
             for param, grad in zip(work.params, work.grads):
-                if grad is not None:
-                    written(param)
+                # Other ranks may have had a gradient where this one holds nothing.
+                if shared or grad is not None:
+                    written(local(param))
 
 
-def _step_ranks(works: Sequence[Work], grad_scale: float) -> None:
-    """The same for groups that ranks share. Which calls are made must not depend on what one rank sees: every group is
-    stepped on every rank. The groups of one communicator share its collectives; if there are several communicators,
-    all but the first are validated before.
-    """
-    _refuse_overlaps(works)
-    sharing: Dict[int, List[Work]] = {}
+def _clusters(works: Sequence[Work]) -> List[List[Work]]:
+    """The groups that the library steps together: those of one communicator, or alone on one device."""
+    found: Dict[Any, List[Work]] = {}
     for work in works:
-        sharing.setdefault(id(work.handle.comm), []).append(work)
-    clusters = list(sharing.values())
-    with hearing():
-        for cluster in clusters[1:]:
-            if _step_cluster(cluster, grad_scale, validate=True):
-                return
-        for cluster in clusters:
-            if _step_cluster(cluster, grad_scale):
-                return
-        for work in works:
-            # Other ranks may have had a gradient where this one holds nothing.
-            for param in work.params:
-                written(local(param))
+        comm = work.handle.comm
+        place = work.handle.options["device"] if comm is None else id(comm)
+        found.setdefault(place, []).append(work)
+    return list(found.values())
 
 
-def _step_cluster(cluster: Sequence[Work], grad_scale: float, *, validate: bool = False) -> bool:
-    """One step of groups with one communicator, or without one."""
-    if cluster[0].handle.comm is not None:
-        steps = [(work.handle, work.targets, work.grads, work.lr) for work in cluster]
-        return Handle.step_together(steps, grad_scale, validate=validate)
-    return any(
-        work.handle.step(work.targets, work.grads, work.lr, grad_scale, validate=validate) for work in cluster
-    )
+def _tells_late(cluster: Sequence[Work]) -> bool:
+    """Whether a step of these groups does not say by itself that it was not taken."""
+    work = cluster[0]
+    return work.handle.comm is None and any(view.device[0] != _structs.DEVICE_CPU for view in work.targets)
 
 
-def _run(undo: Sequence[Callable[[], None]]) -> None:
-    for each in undo:
-        each()
-
-
-def _undo(work: Work) -> Callable[[], None]:
-    """What takes a group back to where it is now."""
-    state = get_state(work.handle)
-    held = [(param, param.detach().clone()) for param, grad in zip(work.params, work.grads) if grad is not None]
-
-    def restore() -> None:
-        for param, values in held:
-            param.detach().copy_(values)
-        put_state(work.handle, state)
-
-    return restore
-
-
-def _is_certain(work: Work, grad_scale: float) -> bool:
-    """Whether no gradient of the group can be refused for its values."""
-    options = work.handle.options
-    coupled = options["decoupled_weight_decay"] == "false"
-    decay = float(options["weight_decay"]) if coupled else 0.0
-    bounds = []
-    for param, grad in zip(work.params, work.grads):
-        if grad is None:
-            continue
-        bound = abs(grad_scale) * _norm(param.grad)
-        bounds.append(bound + decay * _norm(param) if decay else bound)
-    # One answer for the whole group: on a GPU each would wait for the device. NaN compares as False.
-    return bool((torch.stack(bounds) < _CERTAIN).all())
-
-
-def _norm(tensor: torch.Tensor) -> torch.Tensor:
-    wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-    return torch.linalg.vector_norm(tensor.detach(), dtype=wide).double()
+def _step(cluster: Sequence[Work], grad_scale: float, *, validate: bool = False) -> bool:
+    """One step of a cluster; True if it was skipped."""
+    first = cluster[0]
+    if len(cluster) == 1 and first.handle.comm is None:
+        return first.handle.step(first.targets, first.grads, first.lr, grad_scale, validate=validate)
+    steps = [(work.handle, work.targets, work.grads, work.lr) for work in cluster]
+    return Handle.step_together(steps, grad_scale, validate=validate)
 
 
 class _Extent(NamedTuple):

@@ -223,10 +223,9 @@ class FOAM(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         # Both are set by GradScaler for the length of this call.
-        found_inf, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
-        if found_inf is not None and float(found_inf) > 0:
+        found_inf, scale = _known([(getattr(self, "found_inf", None), 0.0), (getattr(self, "grad_scale", None), 1.0)])
+        if found_inf > 0:
             return loss
-        scale = 1.0 if scale is None else float(scale)
         if not 0 < abs(scale) < math.inf:
             raise InvalidArgumentError(f"the gradients' scale is {scale}: expected a finite number other than 0")
         with alone(self._lock):
@@ -369,6 +368,19 @@ class FOAM(torch.optim.Optimizer):
         with alone(self._lock):
             for index, native in enumerate(self._natives):
                 append_snapshot(path, native.handle, index)
+
+
+def _known(values: List[Tuple[Any, float]]) -> List[float]:
+    """Numbers of GradScaler's, or what stands for one that is not given. All tensors come with one transfer, as it
+    would make one itself.
+    """
+    given = [value for value, _ in values if isinstance(value, torch.Tensor)]
+    # GradScaler has all of them on one device.
+    found = iter(torch.stack([value.detach().reshape(()).double() for value in given]).tolist() if given else [])
+    return [
+        next(found) if isinstance(value, torch.Tensor) else float(otherwise if value is None else value)
+        for value, otherwise in values
+    ]
 
 
 def _without_states(state_dict: Dict[str, Any]) -> Tuple[Dict[str, Any], List[Optional[List[Dict[str, Any]]]]]:

@@ -4,7 +4,9 @@ use super::frame::{Attrs, ByteSpan, SCALAR, STRING, Scalar};
 use crate::config::Config;
 use crate::engine::stack::MAX_ORDER;
 use crate::error::{Error, Result};
+use crate::memory::{push, whole_text};
 use crate::tensor::{DType, Element};
+use parking_lot::Mutex;
 
 /// What the attributes say.
 pub struct Attributes {
@@ -57,7 +59,7 @@ impl Attributes {
             // SAFETY: the caller's contract.
             unsafe {
                 match name {
-                    "options" => read.config = parse_options(value.text()?)?,
+                    "options" => read.config = options(value.text()?)?,
                     "order" => read.order = value.order()?,
                     "with_params" => read.with_params = value.flag()?,
                     "preconditioned" => read.preconditioned = value.flag()?,
@@ -176,8 +178,30 @@ fn parse_dtype(name: &str) -> Result<DType> {
     })
 }
 
+/// Texts whose meaning is kept: a program has one or a few.
+const KEPT: usize = 64;
+
+static PARSED: Mutex<Vec<(String, Config)>> = Mutex::new(Vec::new());
+
+/// The configuration that a text says. XLA gives the same text at every execution: it is parsed once.
+fn options(text: &str) -> Result<Config> {
+    let mut parsed = PARSED.lock();
+    if let Some((_, config)) = parsed.iter().find(|(known, _)| known == text) {
+        return Ok(config.clone());
+    }
+    let config = parse_options(text)?;
+    if parsed.len() == KEPT {
+        parsed.remove(0);
+    }
+    let what = "the options of a call";
+    push(&mut parsed, (whole_text(format_args!("{text}"), what)?, config.clone()), what)?;
+    Ok(config)
+}
+
 /// `key=value;key=value`, where `preset=NAME` may come first.
 fn parse_options(text: &str) -> Result<Config> {
+    #[cfg(test)]
+    tests::PARSES.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let mut config = Config::default();
     for (place, option) in text.split(';').map(str::trim).filter(|o| !o.is_empty()).enumerate() {
         let Some((key, value)) = option.split_once('=') else {
@@ -196,4 +220,33 @@ fn parse_options(text: &str) -> Result<Config> {
         })?;
     }
     Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    pub static PARSES: AtomicUsize = AtomicUsize::new(0);
+
+    #[test]
+    fn options_are_parsed_once_however_often_they_come() {
+        let text = "preset=reference;tau=0.125;check_period=7";
+        let first = options(text).unwrap();
+        assert_eq!((first.tau, first.check_period), (0.125, 7));
+        let before = PARSES.load(Ordering::Relaxed);
+        for _ in 0..5 {
+            assert!(options(text).unwrap() == first);
+        }
+        assert_eq!(PARSES.load(Ordering::Relaxed), before);
+        // What is wrong is refused each time, and the list does not grow without end.
+        for _ in 0..2 {
+            assert!(options("tau=much").unwrap_err().message.contains("tau"));
+        }
+        for period in 1..=2 * KEPT {
+            assert_eq!(options(&format!("check_period={period}")).unwrap().check_period, period as i64);
+        }
+        assert_eq!(PARSED.lock().len(), KEPT);
+        assert!(options(text).unwrap() == first);
+    }
 }

@@ -3,7 +3,7 @@
 
 use super::driver::ALIGNMENT;
 use super::tables::{Choice, Drift, Gate, MAX_ORDER, Order, Renewal, Scale, Site, Task};
-use crate::engine::plan::{BlockPlan, FactorPlan, Plan};
+use crate::engine::plan::{BlockPlan, FactorPlan, ParamPlan, Plan};
 use crate::error::{Error, Kind, Result};
 use crate::preconditioner::Preconditioner;
 use crate::tensor::{DType, Precision};
@@ -13,6 +13,9 @@ use std::ops::Range;
 pub const CHUNK: usize = 4096;
 /// Blocks of one batch, or factors of one group: a launch has at most 65535 along its second axis.
 pub const MOST_BLOCKS: usize = 32768;
+/// Workspace of a step, whatever the model's size, unless a single block needs more: larger stacks are worked on in
+/// slices.
+const STEP_BYTES: usize = 256 << 20;
 /// Workspace that the factors of a check may fill at once, unless a single one needs more.
 const CHECK_BYTES: usize = 64 << 20;
 
@@ -59,17 +62,17 @@ impl Batch {
         (1..self.dims.len()).all(|a| self.strides[a - 1] == self.strides[a] * self.dims[a])
             && self.strides.last() == Some(&1)
     }
+}
 
-    /// Bytes of workspace of a step: the gradient for the statistics (and its unfolding), or the two halves
-    /// that the products go back and forth between.
-    fn work_bytes(&self, in_basis: bool) -> usize {
-        let (s, w) = (self.statistic.size(), self.work.size());
-        let middle = self.dims.len() > 2;
-        let plain = if middle { 2 * s.max(w) } else { s.max(2 * w) };
-        // SOAP's statistics in the basis take the projected gradient while it lies in one of the halves.
-        let behind = if s > w { s } else { 0 } + if middle { s } else { 0 };
-        self.count() * self.elements * if in_basis { 2 * w + behind } else { plain }
-    }
+/// Bytes of workspace of a step, for a block: the gradient for the statistics (and its unfolding), or the two halves
+/// that the products go back and forth between.
+fn step_bytes(block: &BlockPlan, param: &ParamPlan, in_basis: bool) -> usize {
+    let (s, w) = (param.statistic.size(), param.work.size());
+    let middle = block.dims.len() > 2;
+    let plain = if middle { 2 * s.max(w) } else { s.max(2 * w) };
+    // SOAP's statistics in the basis take the projected gradient while it lies in one of the halves.
+    let behind = if s > w { s } else { 0 } + if middle { s } else { 0 };
+    block.elements * if in_basis { 2 * w + behind } else { plain }
 }
 
 /// Sections of the device's tables, as byte offsets.
@@ -132,12 +135,21 @@ impl Layout {
         for block in &plan.blocks {
             refuse_shape(block, &plan.params[block.param].spec.name).map_err(|e| e.at(block.param))?;
         }
+        let in_basis = matches!(plan.preconditioner, Preconditioner::Soap(soap) if soap.in_basis);
         let (mut batches, mut first_rows) = (Vec::new(), Vec::new());
-        let mut first = 0;
+        let (mut first, mut step) = (0, 0);
         for (stack, own) in plan.stacks.iter().enumerate() {
             first_rows.push(first);
-            for start in (0..own.blocks.len()).step_by(MOST_BLOCKS) {
-                let places = start..(start + MOST_BLOCKS).min(own.blocks.len());
+            let Some(each) = own.blocks.first().map(|block| {
+                let block = &plan.blocks[*block];
+                step_bytes(block, &plan.params[block.param], in_basis)
+            }) else {
+                continue;
+            };
+            let most = (STEP_BYTES / each.max(1)).clamp(1, MOST_BLOCKS);
+            for start in (0..own.blocks.len()).step_by(most) {
+                let places = start..(start + most).min(own.blocks.len());
+                step = step.max(places.len() * each);
                 let block = own.blocks[start];
                 let (blocked, param) = (&plan.blocks[block], &plan.params[plan.blocks[block].param]);
                 batches.push(Batch {
@@ -169,8 +181,6 @@ impl Layout {
             sums += 2 * batch.chunks() * batch.count();
         }
         let tables = place_tables(plan.blocks.len(), plan.factors.len(), kept, sums);
-        let in_basis = matches!(plan.preconditioner, Preconditioner::Soap(soap) if soap.in_basis);
-        let step = batches.iter().map(|batch| batch.work_bytes(in_basis)).max().unwrap_or(0);
         let work_bytes = aligned(step.max(check_bytes(plan)));
         Ok(Layout { batches, first_rows, tables, diagonals, partials, work_bytes })
     }
@@ -316,4 +326,56 @@ fn check_bytes(plan: &Plan) -> usize {
     let all = own().map(need).fold(0usize, usize::saturating_add);
     let most = own().map(|factor| factor_bytes(plan, factor, 8, 1)).max().unwrap_or(0);
     most.max(all.min(CHECK_BYTES))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::engine::plan::ParamSpec;
+
+    fn plan(shapes: &[[usize; 2]]) -> Plan {
+        let spec = |(number, shape): (usize, &[usize; 2])| ParamSpec {
+            name: format!("p{number}"),
+            shape: shape.to_vec(),
+            dtype: DType::F32,
+            lr_scale: 1.0,
+            weight_decay_scale: 1.0,
+            root: 0.0,
+            grafting_only: false,
+            shard: None,
+        };
+        let config = Config { merge_dims: false, ..Config::reference() };
+        Plan::new(&config, shapes.iter().enumerate().map(spec).collect()).unwrap()
+    }
+
+    #[test]
+    fn a_large_model_is_worked_on_in_slices() {
+        // Two decoder layers of a model of 7B parameters, in blocks of 1024.
+        let layer = [[4096, 4096], [4096, 4096], [4096, 4096], [4096, 4096], [11008, 4096], [4096, 11008]];
+        let plan = plan(&[layer, layer].concat());
+        let layout = Layout::new(&plan, false).unwrap();
+        assert_eq!(layout.work_bytes, STEP_BYTES);
+        for (stack, own) in plan.stacks.iter().enumerate() {
+            let slices: Vec<&Batch> = layout.batches.iter().filter(|batch| batch.stack == stack).collect();
+            // Eight bytes per element.
+            let each = 8 * slices[0].elements;
+            assert_eq!(slices.len(), (own.blocks.len() * each).div_ceil(STEP_BYTES), "stack {stack}");
+            let mut next = 0;
+            for slice in slices {
+                assert_eq!(slice.places.start, next);
+                assert_eq!((slice.block, slice.first), (own.blocks[next], layout.first_rows[stack] + next));
+                assert!(slice.count() * each <= STEP_BYTES);
+                next = slice.places.end;
+            }
+            assert_eq!(next, own.blocks.len());
+        }
+    }
+
+    #[test]
+    fn a_small_model_is_worked_on_at_once() {
+        let plan = plan(&[[768, 768]; 16]);
+        let layout = Layout::new(&plan, false).unwrap();
+        assert_eq!((layout.batches.len(), layout.work_bytes), (1, 16 * 768 * 768 * 8));
+    }
 }

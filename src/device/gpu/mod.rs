@@ -26,7 +26,7 @@ use crate::preconditioner::{FactorRecord, Preconditioner};
 use bytemuck::Zeroable;
 pub use courier::Courier;
 use cuda::driver::{self, ALIGNMENT, Event, Memory, Pinned, RawStream, Stream};
-use cuda::linear::{BLAS_WORKSPACE, Linear};
+use cuda::linear::{Linear, blas_workspace};
 use cuda::probe;
 use kernels::Kernels;
 use layout::Layout;
@@ -71,6 +71,9 @@ pub struct Gpu {
     preconditioned: Vec<bool>,
     /// How many factors were sensed since the last readback.
     sensed: usize,
+    /// What the next readback brings is on its way, or has arrived.
+    requested: bool,
+    arrived: bool,
     /// What comes back to the host, and behind it records on their way out.
     incoming: Pinned,
     /// Tasks and choices on their way to the device.
@@ -92,6 +95,8 @@ pub struct Gpu {
     /// Everything up to here has been put on a stream; whether it was ever recorded.
     ready: Event,
     is_ready: bool,
+    /// What another stream has to do before a step.
+    arrival: Event,
     own: Stream,
     kernels: Arc<Kernels>,
 }
@@ -123,7 +128,7 @@ impl Gpu {
         let incoming = Pinned::new(device, layout.tables.readback.next_multiple_of(8) + 2 * plan.head_bytes)?;
         let outgoing = Pinned::new(device, factors * (4 * size_of::<Task>() + size_of::<Choice>()))?;
         let linear = Linear::new(device, allocator, probe::has_batched_solver())?;
-        let (own, ready) = (Stream::new(device)?, Event::new(device)?);
+        let (own, ready, arrival) = (Stream::new(device)?, Event::new(device)?, Event::new(device)?);
         let rows = plan.blocks.len();
         let mut made = Gpu {
             arrays: vec![0; plan.arrays.len()],
@@ -141,6 +146,8 @@ impl Gpu {
             adds: true,
             preconditioned: vec![false; layout.batches.len()],
             sensed: 0,
+            requested: false,
+            arrived: false,
             stream: std::ptr::null_mut(),
             capturing: false,
             in_call: false,
@@ -162,6 +169,7 @@ impl Gpu {
             incoming,
             outgoing,
             ready,
+            arrival,
             own,
         };
         let (solver, host) = made.solver_needs()?;
@@ -170,7 +178,8 @@ impl Gpu {
             made.clear_memory()?;
         } else {
             let tables = made.layout.tables.bytes.next_multiple_of(ALIGNMENT);
-            made.borrowed_bytes = tables + made.layout.work_bytes + BLAS_WORKSPACE + solver + ALIGNMENT;
+            let libraries = blas_workspace(&kernels.device) + solver;
+            made.borrowed_bytes = tables + made.layout.work_bytes + libraries + ALIGNMENT;
         }
         Ok(made)
     }
@@ -275,7 +284,7 @@ impl Gpu {
         self.layout.tables.readback.next_multiple_of(8)
     }
 
-    /// Brings what the host has to know to pinned memory on `stream`, and waits. The one wait of a check.
+    /// Brings what the host has to know to pinned memory on `stream`.
     fn fetch(&mut self, stream: RawStream) -> Result<()> {
         let (sections, head) = (&self.layout.tables, self.incoming_head());
         let data = self.incoming.data();
@@ -293,7 +302,7 @@ impl Gpu {
             // SAFETY: pinned memory of that size, which nobody touches until the wait is over.
             unsafe { driver::download(data.add(place), address, bytes, stream)? };
         }
-        driver::wait_for(stream)
+        Ok(())
     }
 
     fn told<T: bytemuck::Pod>(&self, at: usize) -> T {
@@ -416,6 +425,13 @@ impl Device for Gpu {
                 "this step must wait for the device (a check is due, or ranks share it), but args.stream is being captured; expected graphs of plain steps of one process only",
             ));
         }
+        let earlier = || binding.after.iter().map(|other| other.cast()).filter(|other| *other != stream);
+        if capturing && earlier().next().is_some() {
+            return Err(Error::new(
+                Kind::Unsupported,
+                "args.stream is being captured, and args.after has other streams, which a graph cannot wait for; expected none",
+            ));
+        }
         if let Sites::Listed(sites) = binding.sites {
             step::find_sites(self, sites)?;
         }
@@ -428,7 +444,7 @@ impl Device for Gpu {
         };
         (self.stream, self.capturing, self.joint) = (stream, capturing, binding.joint);
         (self.in_call, self.ticked, self.sensed, self.strict) = (true, false, 0, binding.strict);
-        self.adds = true;
+        (self.adds, self.requested, self.arrived) = (true, false, false);
         let moved = self.allocator.is_none() || self.arrays != binding.read;
         self.arrays.copy_from_slice(binding.read);
         self.write.copy_from_slice(binding.write);
@@ -444,6 +460,11 @@ impl Device for Gpu {
         };
         if moved {
             self.batches = self.views();
+        }
+        // Whoever makes a gradient on another stream comes first.
+        for other in earlier() {
+            self.arrival.record(other)?;
+            self.arrival.before(stream)?;
         }
         // An event from outside may enter a graph only as one that every launch waits for anew.
         match (self.is_ready, capturing) {
@@ -482,6 +503,16 @@ impl Device for Gpu {
         Ok(Inspection::Pending)
     }
 
+    fn joint_gate(&self) -> Option<(u64, bool)> {
+        self.joint.then(|| (self.gate(), self.strict))
+    }
+
+    fn judge(&mut self, gates: &[(u64, bool)]) -> Result<()> {
+        let kernels = self.kernels.clone();
+        let _current = kernels.device.enter()?;
+        step::judge(self, gates)
+    }
+
     fn accumulate(&mut self, rules: &Rules, adds: bool) -> Result<()> {
         let kernels = self.kernels.clone();
         let _current = kernels.device.enter()?;
@@ -499,6 +530,18 @@ impl Device for Gpu {
         }
     }
 
+    fn request(&mut self) -> Result<()> {
+        let kernels = self.kernels.clone();
+        let _current = kernels.device.enter()?;
+        self.fetch(self.stream)?;
+        self.requested = true;
+        Ok(())
+    }
+
+    fn arrived(&mut self) {
+        self.arrived = self.requested;
+    }
+
     fn readback(&mut self, into: &mut Readback) -> Result<()> {
         let kernels = self.kernels.clone();
         let _current = kernels.device.enter()?;
@@ -508,7 +551,14 @@ impl Device for Gpu {
             self.join_own()?;
             self.own.raw()
         };
-        self.fetch(stream)?;
+        let (requested, arrived) = (std::mem::take(&mut self.requested), std::mem::take(&mut self.arrived));
+        if !requested {
+            self.fetch(stream)?;
+        }
+        if !arrived {
+            // The one wait of a check.
+            driver::wait_for(stream)?;
+        }
         self.dirty = false;
         self.decode(into);
         self.sensed = 0;

@@ -5,7 +5,7 @@ use super::cuda::driver::{self, Function, Grid, RawStream};
 use super::cuda::linear::{Operand, Shape};
 use super::kernels::index;
 use super::layout::{Batch, CHUNK};
-use super::tables::{Order, POSTED, Site, Stack, THREADS};
+use super::tables::{Order, POSTED, STAMPED, Site, Stack, Stamped, THREADS, judge};
 use crate::device::{Rows, Site as CallerSite};
 use crate::engine::plan::AxisView;
 use crate::engine::rules::Rules;
@@ -138,7 +138,7 @@ pub(super) fn rules_of(batch: &Batch, rules: &Rules) -> Rules {
     Rules { largest: squared_norm_limit(batch.work, batch.statistic), ..*rules }
 }
 
-/// Looks at every gradient; the device decides whether a joint step is taken.
+/// Looks at every gradient; [`judge`] follows for a joint step.
 pub(super) fn inspect(gpu: &mut Gpu, rules: &Rules) -> Result<()> {
     if !gpu.joint {
         return measure(gpu, rules);
@@ -147,13 +147,32 @@ pub(super) fn inspect(gpu: &mut Gpu, rules: &Rules) -> Result<()> {
     post_sites(gpu, stream)?;
     // A graph must not open the gate each time that it is launched.
     let reopens = gpu.reopen && !gpu.capturing;
-    let (gate, reopen, strict) = (gpu.gate(), i32::from(reopens), i32::from(gpu.strict));
+    let (gate, reopen) = (gpu.gate(), i32::from(reopens));
     launch!(kernels.begin, SINGLE, stream, gate, reopen)?;
     if !gpu.capturing {
         (gpu.reopen, gpu.calls) = (false, gpu.calls + 1);
     }
-    measure(gpu, rules)?;
-    launch!(kernels.judge, SINGLE, stream, gate, strict)
+    measure(gpu, rules)
+}
+
+/// Decides whether the joint steps behind `gates` are taken: all of them, or none.
+pub(super) fn judge(gpu: &Gpu, gates: &[(u64, bool)]) -> Result<()> {
+    let lead = gates.first().map_or(0, |gate| gate.0);
+    let launch = |own: &[(u64, bool)], parts: i32| {
+        let mut list = Stamped::zeroed();
+        for (place, (gate, strict)) in own.iter().enumerate() {
+            (list.at[place], list.value[place]) = (*gate, u64::from(*strict));
+        }
+        let count = own.len() as i32;
+        launch!(gpu.kernels.judge, SINGLE, gpu.stream, count, list, lead, parts)
+    };
+    if gates.len() <= STAMPED {
+        return launch(gates, judge::FIRST | judge::LOOK | judge::TELL);
+    }
+    for (number, own) in gates.chunks(STAMPED).enumerate() {
+        launch(own, judge::LOOK | if number == 0 { judge::FIRST } else { 0 })?;
+    }
+    gates.chunks(STAMPED).try_for_each(|own| launch(own, judge::TELL))
 }
 
 /// The squared norms of all gradients. What is not finite closes the gate, if there is one.

@@ -328,6 +328,16 @@ pub mod task {
     pub const POLISH: i32 = 4096;
 }
 
+/// What a launch of the judge does, as bits.
+pub mod judge {
+    /// Nothing has been found so far.
+    pub const FIRST: i32 = 1;
+    /// Looks at the gates.
+    pub const LOOK: i32 = 2;
+    /// Opens or closes them.
+    pub const TELL: i32 = 4;
+}
+
 const _: () = {
     assert!(size_of::<Clock>() == 16);
     assert!(size_of::<Rules>() == 8 * 14 + 4 * 10);
@@ -402,6 +412,9 @@ mod tests {
             ("RULE_SPECTRAL".into(), BoundRule::Spectral as i64),
             ("RULE_SANDWICH".into(), BoundRule::Sandwich as i64),
             ("LARGEST_ROOT".into(), i64::from(LARGEST_ROOT)),
+            ("JUDGE_FIRST".into(), i64::from(judge::FIRST)),
+            ("JUDGE_LOOK".into(), i64::from(judge::LOOK)),
+            ("JUDGE_TELL".into(), i64::from(judge::TELL)),
         ];
         constants.extend(DType::ALL.map(|dtype| (dtype.name().to_uppercase(), i64::from(dtype.code()))));
         macro_rules! bits {

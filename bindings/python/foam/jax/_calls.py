@@ -1,4 +1,4 @@
-"""The three calls into the library for one stack: accumulate, check, apply (SOAP: accumulate, apply, check).
+"""The three calls into the library for each stack: accumulate, check, apply (SOAP: accumulate, apply, check).
 
 Every buffer of the state is an operand and, where it changes, a result that lies in the operand's place: with a donated
 state nothing is copied.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from typing import Any, Dict, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from . import _compat, _native
 from ._options import Options
 from ._plan import Stack
 
-__all__ = ["VERBS", "Settings", "register", "step", "target", "workspace"]
+__all__ = ["VERBS", "Part", "Settings", "register", "steps", "target", "workspace"]
 
 VERBS = ("accumulate", "check", "apply")
 
@@ -94,35 +94,75 @@ class Settings(NamedTuple):
         return found
 
 
-def step(
-    settings: Settings, state: Dict[str, Any], grads: Any, params: Any, active: Any
-) -> Tuple[Dict[str, Any], Any]:
-    """One step of one stack: its buffers afterwards, and the direction of every block."""
-    given = {"grads": grads, **({} if params is None else {"params": params}), "active": active, **state}
-    # One alignment for all three calls: buffers that the first leaves alone must vary like those that it changes.
-    known = dict(zip(given, _compat.align(list(given.values()))))
-    # Nothing reads the old info; this keeps its buffer in the program, so that the new one can lie in it.
-    known["active"] = known["active"] | (known.pop("info") & 0)
-    config = _native.configuration(settings.options)
-    for verb in _order(config):
-        operands, results = _native.ports(settings.options, settings.shape, VERBS.index(verb), settings.with_params)
-        call = functools.partial(_call, verb, settings, operands=operands, results=results)
+class Part(NamedTuple):
+    """What a step of one stack works on."""
+
+    settings: Settings
+    state: Dict[str, Any]
+    grads: Any
+    params: Any
+    active: Any
+
+    def known(self) -> Dict[str, Any]:
+        """All buffers by name."""
+        given = {"grads": self.grads, **({} if self.params is None else {"params": self.params})}
+        given.update(active=self.active, **self.state)
+        # One alignment for all three calls: buffers that the first leaves alone must vary like those that it changes.
+        known = dict(zip(given, _compat.align(list(given.values()))))
+        # Nothing reads the old info; this keeps its buffer in the program, so that the new one can lie in it.
+        known["active"] = known["active"] | (known.pop("info") & 0)
+        return known
+
+    def ports(self, verb: str) -> Tuple[Tuple[str, ...], Tuple[str, ...]]:
+        """The names of what a verb reads and of what it writes."""
+        return _native.ports(
+            self.settings.options, self.settings.shape, VERBS.index(verb), self.settings.with_params
+        )
+
+    def call(self, verb: str, known: Dict[str, Any]) -> Dict[str, Any]:
+        """What a verb writes."""
+        operands, results = self.ports(verb)
+        return _call(verb, self.settings, known, operands, results)
+
+
+def steps(parts: Sequence[Part]) -> List[Tuple[Dict[str, Any], Any]]:
+    """One step of all stacks: for each its buffers afterwards, and the direction of every block."""
+    known = [part.known() for part in parts]
+    for verb in _order(parts) if parts else ():
         if verb != "check":
-            known.update(call(known))
-        elif "record" not in known:
+            for part, own in zip(parts, known):
+                own.update(part.call(verb, own))
             continue
-        elif looking_waits():
-            given = {name: known[name] for name in operands}
-            due = _due(config, known)
-            known.update(jax.lax.cond(due, call, lambda kept, names=results: {name: kept[name] for name in names}, given))
+        checked = [(part, own) for part, own in zip(parts, known) if "record" in own]
+        if not checked:
+            continue
+        if looking_waits():
+            found = _check_if_due(checked)
         else:
             # The handler looks at the clocks itself, and returns at once if no check is due.
-            known.update(call(known))
-    return {name: known[name] for name in state}, known["update"]
+            found = [part.call(verb, own) for part, own in checked]
+        for (_, own), results in zip(checked, found):
+            own.update(results)
+    return [({name: own[name] for name in part.state}, own["update"]) for part, own in zip(parts, known)]
 
 
-def _order(config: Any) -> Tuple[str, ...]:
-    """The verbs in the order in which they make a step."""
+def _check_if_due(checked: Sequence[Tuple[Part, Dict[str, Any]]]) -> List[Dict[str, Any]]:
+    """The checks of all stacks if one of them is due: a single conditional, for which XLA waits once per step."""
+    dues = [_due(_native.configuration(part.settings.options), own) for part, own in checked]
+
+    def check(given: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+        return [part.call("check", own) for (part, _), own in zip(checked, given)]
+
+    def keep(given: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+        return [{name: own[name] for name in part.ports("check")[1]} for (part, _), own in zip(checked, given)]
+
+    given = [{name: own[name] for name in part.ports("check")[0]} for part, own in checked]
+    return jax.lax.cond(functools.reduce(jnp.logical_or, dues), check, keep, given)
+
+
+def _order(parts: Sequence[Part]) -> Tuple[str, ...]:
+    """The verbs in the order in which they make a step; the same for all stacks of an optimizer."""
+    config = _native.configuration(parts[0].settings.options)
     soap = config.preconditioner == _structs.PRECONDITIONER_SOAP
     return ("accumulate", "apply", "check") if soap else VERBS
 
@@ -201,6 +241,11 @@ def _call(
 
 def workspace(settings: Settings, rows: int) -> int:
     """Bytes that a call wants to work in."""
-    # On a GPU the handlers find the device by its buffers; the size is the same on all of them.
-    device = "cuda:0" if jax.default_backend() in ("gpu", "cuda") else "cpu"
+    # On a GPU the handlers find the device by its buffers; the size is asked of one that this process has.
+    device = f"cuda:{_own_ordinal()}" if jax.default_backend() in ("gpu", "cuda") else "cpu"
     return _native.workspace(settings.options, settings.shape, rows, device)
+
+
+def _own_ordinal() -> int:
+    """The number, as the driver counts, of the first device that belongs to this process."""
+    return min(device.local_hardware_id for device in jax.local_devices())

@@ -200,18 +200,20 @@ def _step(
         grads, params = whole
         every = {stack.key: stacked(job.plan, stack, grads) for stack in job.plan.stacks}
         finite, active = _inspect(job, every)
-        after, updates = {}, []
-        for stack in job.plan.stacks:
-            own = job.sharing.own
-            after[stack.key], update = _calls.step(
+        own = job.sharing.own
+        parts = [
+            _calls.Part(
                 _calls.Settings.of(job.options, stack, job.stacked_decay),
                 rows[stack.key],
                 own(every[stack.key]),
                 None if params is None else own(stacked(job.plan, stack, params, stack.work)),
                 own(active[stack.key]),
             )
-            updates.append(job.sharing.all(update))
-        return after, (updates, finite)
+            for stack in job.plan.stacks
+        ]
+        found = _calls.steps(parts)
+        after = {stack.key: state for stack, (state, _) in zip(job.plan.stacks, found)}
+        return after, ([job.sharing.all(update) for _, update in found], finite)
 
     after, (updates, finite) = job.sharing.spread(work)(state.stacks, (grads, stacked_params))
     directions = unstacked(job.plan, updates, state.count)

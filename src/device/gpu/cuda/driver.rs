@@ -3,6 +3,7 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::memory::Allocator;
+use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmodule, CUresult, CUstream,
 };
@@ -17,9 +18,15 @@ pub const ALIGNMENT: usize = 256;
 
 /// Turns a status into an error that names the call.
 pub fn check(status: CUresult, call: &str) -> Result<()> {
-    if status == CUresult::CUDA_SUCCESS {
-        return Ok(());
-    }
+    named(status.result(), call)
+}
+
+/// The same for a call of cudarc's.
+fn named<T>(outcome: std::result::Result<T, DriverError>, call: &str) -> Result<T> {
+    let status = match outcome {
+        Ok(value) => return Ok(value),
+        Err(DriverError(status)) => status,
+    };
     let text = |get: unsafe fn(CUresult, *mut *const c_char) -> CUresult| {
         let mut text: *const c_char = std::ptr::null();
         // SAFETY: the driver gives a static string or leaves NULL.
@@ -51,10 +58,7 @@ pub fn describe(ordinal: i32) -> Result<String> {
 }
 
 fn device_at(ordinal: i32) -> Result<CUdevice> {
-    let mut device: CUdevice = 0;
-    // SAFETY: `device` is ours.
-    check(unsafe { sys::cuDeviceGet(&mut device, ordinal) }, "cuDeviceGet")?;
-    Ok(device)
+    named(result::device::get(ordinal), "cuDeviceGet")
 }
 
 fn generation(device: CUdevice) -> Result<(i32, i32)> {
@@ -63,10 +67,9 @@ fn generation(device: CUdevice) -> Result<(i32, i32)> {
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
     };
     let get = |attribute| {
-        let mut value: c_int = 0;
-        // SAFETY: `value` is ours.
-        check(unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) }, "cuDeviceGetAttribute")?;
-        Ok(value)
+        // SAFETY: a device of the driver's.
+        let found = unsafe { result::device::get_attribute(device, attribute) };
+        named(found, "cuDeviceGetAttribute")
     };
     Ok((get(MAJOR)?, get(MINOR)?))
 }
@@ -76,6 +79,7 @@ pub struct Device {
     device: CUdevice,
     context: CUcontext,
     ordinal: i32,
+    generation: (i32, i32),
 }
 
 // SAFETY: a context may be made current on any thread; each call pushes and pops it.
@@ -102,15 +106,19 @@ impl Device {
                 ),
             ));
         }
-        let mut context: CUcontext = std::ptr::null_mut();
-        // SAFETY: `context` is ours; released in Drop.
-        check(unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) }, "cuDevicePrimaryCtxRetain")?;
-        Ok(Arc::new(Device { device, context, ordinal }))
+        // SAFETY: a device of the driver's; released in Drop.
+        let context = named(unsafe { result::primary_ctx::retain(device) }, "cuDevicePrimaryCtxRetain")?;
+        Ok(Arc::new(Device { device, context, ordinal, generation: (major, minor) }))
     }
 
     /// Its number.
     pub fn ordinal(&self) -> i32 {
         self.ordinal
+    }
+
+    /// Its compute capability.
+    pub fn generation(&self) -> (i32, i32) {
+        self.generation
     }
 
     /// Whether an address was allocated in another context than the device's primary one.
@@ -164,10 +172,7 @@ unsafe impl Send for Event {}
 impl Stream {
     /// A stream that does not wait for the default stream. The context is current.
     pub fn new(device: &Arc<Device>) -> Result<Stream> {
-        let mut raw: CUstream = std::ptr::null_mut();
-        let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as c_uint;
-        // SAFETY: `raw` is ours.
-        check(unsafe { sys::cuStreamCreate(&mut raw, flags) }, "cuStreamCreate")?;
+        let raw = named(result::stream::create(result::stream::StreamKind::NonBlocking), "cuStreamCreate")?;
         Ok(Stream { device: device.clone(), raw })
     }
 
@@ -188,10 +193,8 @@ impl Drop for Stream {
 impl Event {
     /// An event. The context is current.
     pub fn new(device: &Arc<Device>) -> Result<Event> {
-        let mut raw: CUevent = std::ptr::null_mut();
-        let flags = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as c_uint;
-        // SAFETY: `raw` is ours.
-        check(unsafe { sys::cuEventCreate(&mut raw, flags) }, "cuEventCreate")?;
+        let untimed = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING;
+        let raw = named(result::event::create(untimed), "cuEventCreate")?;
         Ok(Event { device: device.clone(), raw })
     }
 
@@ -239,9 +242,8 @@ impl Drop for Event {
 
 /// Whether a stream records a graph instead of running.
 pub fn is_capturing(stream: CUstream) -> Result<bool> {
-    let mut status = sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: the stream is the caller's.
-    check(unsafe { sys::cuStreamIsCapturing(stream, &mut status) }, "cuStreamIsCapturing")?;
+    let status = named(unsafe { result::stream::is_capturing(stream) }, "cuStreamIsCapturing")?;
     Ok(status != sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
@@ -264,13 +266,9 @@ impl Memory {
     pub fn new(device: &Arc<Device>, bytes: usize, source: Allocator, what: &str) -> Result<Memory> {
         let bytes = bytes.next_multiple_of(ALIGNMENT).max(ALIGNMENT);
         let address = match source {
-            Allocator::System => {
-                let mut address: CUdeviceptr = 0;
-                // SAFETY: `address` is ours.
-                check(unsafe { sys::cuMemAlloc_v2(&mut address, bytes) }, "cuMemAlloc")
-                    .map_err(|cause| refused(cause, bytes, what))?;
-                address
-            }
+            // SAFETY: freed in Drop.
+            Allocator::System => named(unsafe { result::malloc_sync(bytes) }, "cuMemAlloc")
+                .map_err(|cause| refused(cause, bytes, what))?,
             Allocator::Callbacks { allocate, user, .. } => {
                 // SAFETY: the caller promised a working callback.
                 (unsafe { allocate(user, bytes, ALIGNMENT) }) as CUdeviceptr
@@ -382,13 +380,13 @@ impl Pinned {
     /// `bytes` zeroed bytes. The context is current.
     pub fn new(device: &Arc<Device>, bytes: usize) -> Result<Pinned> {
         let bytes = bytes.max(64);
-        let mut data: *mut c_void = std::ptr::null_mut();
-        // SAFETY: `data` is ours; no flags: cached memory, for reading back.
-        unsafe {
-            check(sys::cuMemHostAlloc(&mut data, bytes, 0), "cuMemHostAlloc")?;
-            std::ptr::write_bytes(data.cast::<u8>(), 0, bytes);
-        }
-        Ok(Pinned { device: device.clone(), data: data.cast(), bytes })
+        // SAFETY: as many bytes; no flags: cached memory, for reading back.
+        let data: *mut u8 = unsafe {
+            let data = named(result::malloc_host(bytes, 0), "cuMemHostAlloc")?.cast();
+            std::ptr::write_bytes(data, 0, bytes);
+            data
+        };
+        Ok(Pinned { device: device.clone(), data, bytes })
     }
 
     /// Its first byte.
@@ -434,20 +432,17 @@ impl Module {
     /// Loads PTX, which the driver compiles for its device. The context is current.
     pub fn load(device: &Arc<Device>, ptx: &str) -> Result<Module> {
         let image = CString::new(ptx).map_err(|_| Error::invalid("the kernels' PTX holds a zero byte"))?;
-        let mut raw: CUmodule = std::ptr::null_mut();
         // SAFETY: `image` is a C string.
-        check(unsafe { sys::cuModuleLoadData(&mut raw, image.as_ptr().cast()) }, "cuModuleLoadData")?;
+        let raw = named(unsafe { result::module::load_data(image.as_ptr().cast()) }, "cuModuleLoadData")?;
         Ok(Module { device: device.clone(), raw })
     }
 
     /// The kernel called `name`.
     pub fn function(&self, name: &str) -> Result<Function> {
         let text = CString::new(name).unwrap_or_default();
-        let mut raw: CUfunction = std::ptr::null_mut();
-        // SAFETY: `text` is a C string.
-        let status = unsafe { sys::cuModuleGetFunction(&mut raw, self.raw, text.as_ptr()) };
-        check(status, &format!("cuModuleGetFunction({name})"))?;
-        Ok(Function(raw))
+        // SAFETY: the module is loaded.
+        let found = unsafe { result::module::get_function(self.raw, text) };
+        named(found, &format!("cuModuleGetFunction({name})")).map(Function)
     }
 }
 

@@ -6,14 +6,37 @@ use crate::error::{Error, Kind, Result};
 use crate::memory::{Allocator, filled};
 use crate::tensor::Precision;
 use cudarc::driver::sys::CUstream;
+use parking_lot::{Mutex, MutexGuard};
 use std::ffi::{CStr, c_int, c_void};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
-/// What NVIDIA recommends for cuBLAS: with it given, cuBLAS allocates nothing itself.
-pub const BLAS_WORKSPACE: usize = 4 << 20;
+/// Bytes of workspace that NVIDIA recommends for cuBLAS, which then allocates nothing itself: 32 MiB from compute
+/// capability 9.0 on, 4 MiB before.
+pub fn blas_workspace(device: &Device) -> usize {
+    if device.generation().0 >= 9 { 32 << 20 } else { 4 << 20 }
+}
 
-/// Largest side for which the batched solver is taken.
-const BATCHED_SIDE: usize = 256;
+/// Matrices of one call of the batched solver: it has refused more than 32 768.
+const MOST_BATCHED: usize = 16384;
+
+/// Microseconds that `Xsyevd` takes for `count` matrices of side `n`, one by one. This and [`batched_cost`] are stated,
+/// not measured here; `examples/cuda/model.py` has the sources. 9 n³ flops at 0.75 of an A100.
+fn single_cost(n: f64, count: f64) -> f64 {
+    count * (35.0 * n + 9.0 * n.powi(3) / 14.6e6)
+}
+
+/// The same for `XsyevBatched`.
+fn batched_cost(n: f64, count: f64) -> f64 {
+    3.3 * n + count * (80.0 + 0.93e-6 * n.powi(3))
+}
+
+/// How many matrices of side `n` one call of the batched solver takes, of `size` bytes per number: it counts the bytes
+/// of all of them in 32 bits. 0 if not even one.
+fn most_batched(n: usize, size: usize) -> usize {
+    let bytes = (n * n * size).max(1);
+    (i32::MAX as usize / bytes).min(MOST_BATCHED)
+}
 
 /// One operand of a batched product: where, leading dimension, elements between matrices, transposed.
 #[derive(Clone, Copy)]
@@ -65,11 +88,74 @@ enum Path {
     Single,
 }
 
-/// The two handles, used by one call at a time.
+/// The handles of a device: one of each library, whatever the number of optimizers and sessions. A handle follows one
+/// stream; whoever uses it sets its own again if another was there in between.
+struct Handles {
+    blas: blas::cublasHandle_t,
+    solver: solver::cusolverDnHandle_t,
+    params: solver::cusolverDnParams_t,
+    /// Number of the user whose stream and workspace are set; 0 for none.
+    user: Mutex<u64>,
+    device: Arc<Device>,
+}
+
+// SAFETY: handles that one thread at a time uses, by the lock.
+unsafe impl Send for Handles {}
+// SAFETY: as above.
+unsafe impl Sync for Handles {}
+
+static OPEN: Mutex<Vec<Weak<Handles>>> = Mutex::new(Vec::new());
+
+impl Handles {
+    /// Those of `device` that are in use, or new ones. The context is current.
+    fn open(device: &Arc<Device>) -> Result<Arc<Handles>> {
+        let mut open = OPEN.lock();
+        open.retain(|handles| handles.strong_count() > 0);
+        let same = |handles: &Arc<Handles>| Arc::ptr_eq(&handles.device, device);
+        if let Some(handles) = open.iter().filter_map(Weak::upgrade).find(same) {
+            return Ok(handles);
+        }
+        let (blas, solver, params) = (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
+        let mut made = Handles { blas, solver, params, user: Mutex::new(0), device: device.clone() };
+        // SAFETY: the handles are ours; Drop releases those that were made.
+        unsafe {
+            blas_check(blas::cublasCreate_v2(&mut made.blas), "cublasCreate")?;
+            solver_check(solver::cusolverDnCreate(&mut made.solver), "cusolverDnCreate")?;
+            solver_check(solver::cusolverDnCreateParams(&mut made.params), "cusolverDnCreateParams")?;
+        }
+        let made = Arc::new(made);
+        open.push(Arc::downgrade(&made));
+        Ok(made)
+    }
+}
+
+impl Drop for Handles {
+    fn drop(&mut self) {
+        let _current = self.device.enter();
+        // SAFETY: handles made by `open`; those that were not are NULL.
+        unsafe {
+            if !self.params.is_null() {
+                solver::cusolverDnDestroyParams(self.params);
+            }
+            if !self.solver.is_null() {
+                solver::cusolverDnDestroy(self.solver);
+            }
+            if !self.blas.is_null() {
+                blas::cublasDestroy_v2(self.blas);
+            }
+        }
+    }
+}
+
+/// The two libraries for one optimizer or session: the device's handles, and workspace of its own.
 pub struct Linear {
     blas: blas::cublasHandle_t,
     solver: solver::cusolverDnHandle_t,
     params: solver::cusolverDnParams_t,
+    handles: Arc<Handles>,
+    /// Who it is among the users of the handles.
+    user: u64,
+    stream: CUstream,
     batched: bool,
     workspace: Memory,
     scratch: Option<Memory>,
@@ -117,30 +203,48 @@ impl Linear {
     /// Handles on `device`, whose context is current. Without an allocator, workspace is borrowed for each call.
     pub fn new(device: &Arc<Device>, allocator: Option<Allocator>, batched: bool) -> Result<Linear> {
         let workspace = match allocator {
-            Some(allocator) => Memory::new(device, BLAS_WORKSPACE, allocator, "the workspace of cuBLAS")?,
+            Some(allocator) => {
+                Memory::new(device, blas_workspace(device), allocator, "the workspace of cuBLAS")?
+            }
             None => Memory::borrowed(device, 0, 0),
         };
-        let mut made = Linear {
-            blas: std::ptr::null_mut(),
-            solver: std::ptr::null_mut(),
-            params: std::ptr::null_mut(),
+        static USERS: AtomicU64 = AtomicU64::new(0);
+        let handles = Handles::open(device)?;
+        Ok(Linear {
+            blas: handles.blas,
+            solver: handles.solver,
+            params: handles.params,
+            user: USERS.fetch_add(1, Ordering::Relaxed) + 1,
+            stream: std::ptr::null_mut(),
+            handles,
             batched,
             workspace,
             scratch: None,
             host_scratch: Vec::new(),
             device: device.clone(),
-        };
-        // SAFETY: the handles are ours; Drop releases those that were made.
-        unsafe {
-            blas_check(blas::cublasCreate_v2(&mut made.blas), "cublasCreate")?;
-            solver_check(solver::cusolverDnCreate(&mut made.solver), "cusolverDnCreate")?;
-            solver_check(solver::cusolverDnCreateParams(&mut made.params), "cusolverDnCreateParams")?;
-        }
-        Ok(made)
+        })
     }
 
     /// What follows is put on `stream`.
     pub fn follow(&mut self, stream: CUstream) -> Result<()> {
+        self.stream = stream;
+        *self.handles.user.lock() = 0;
+        self.hold().map(|_held| ())
+    }
+
+    /// Keeps others from the handles, which follow our stream until the guard is dropped.
+    fn hold(&self) -> Result<MutexGuard<'_, u64>> {
+        let mut user = self.handles.user.lock();
+        if *user != self.user {
+            *user = 0;
+            self.set_stream()?;
+            *user = self.user;
+        }
+        Ok(user)
+    }
+
+    fn set_stream(&self) -> Result<()> {
+        let stream = self.stream;
         // SAFETY: handles, stream and workspace are alive. A new stream resets the workspace.
         unsafe {
             blas_check(blas::cublasSetStream_v2(self.blas, stream.cast()), "cublasSetStream")?;
@@ -168,6 +272,7 @@ impl Linear {
             }
         };
         let Shape { m, n, k, count } = shape;
+        let _held = self.hold()?;
         macro_rules! call {
             ($function:ident, $type:ty) => {{
                 let (one, beta): ($type, $type) = (1.0, if keep { 1.0 } else { 0.0 });
@@ -211,6 +316,7 @@ impl Linear {
             blas::cublasOperation_t::CUBLAS_OP_N
         };
         let lower = blas::cublasFillMode_t::CUBLAS_FILL_MODE_LOWER;
+        let _held = self.hold()?;
         macro_rules! call {
             ($function:ident, $type:ty) => {{
                 let one: $type = 1.0;
@@ -239,11 +345,12 @@ impl Linear {
         }
     }
 
-    /// Takes the caller's workspace: [`BLAS_WORKSPACE`] bytes, then what the solver needs.
+    /// Takes the caller's workspace: [`blas_workspace`] bytes, then what the solver needs.
     pub fn borrow(&mut self, at: u64, bytes: usize) {
-        self.workspace = Memory::borrowed(&self.device, at, BLAS_WORKSPACE);
-        let scratch = bytes.saturating_sub(BLAS_WORKSPACE);
-        self.scratch = Some(Memory::borrowed(&self.device, at + BLAS_WORKSPACE as u64, scratch));
+        let own = blas_workspace(&self.device);
+        self.workspace = Memory::borrowed(&self.device, at, own);
+        let scratch = bytes.saturating_sub(own);
+        self.scratch = Some(Memory::borrowed(&self.device, at + own as u64, scratch));
     }
 
     /// Makes the solver's workspace, on the device (unless the caller lends it) and on the host. Only here: in the
@@ -256,10 +363,17 @@ impl Linear {
         Ok(())
     }
 
-    /// The ways in which a batch can be decomposed, the better one first. The last one is always there.
+    /// The ways in which a batch can be decomposed, the cheaper one first.
     fn paths(&self, batch: &Batch) -> &'static [Path] {
-        let batched = self.batched && batch.count > 1 && batch.n <= BATCHED_SIDE;
-        if batched { &[Path::Batched, Path::Single] } else { &[Path::Single] }
+        if !self.batched || most_batched(batch.n, batch.precision.size()) == 0 {
+            return &[Path::Single];
+        }
+        let (n, count) = (batch.n as f64, batch.count as f64);
+        if batched_cost(n, count) < single_cost(n, count) {
+            &[Path::Batched, Path::Single]
+        } else {
+            &[Path::Single, Path::Batched]
+        }
     }
 
     /// Bytes of workspace on the device and on the host, whichever way `batch` is decomposed.
@@ -281,6 +395,14 @@ impl Linear {
         );
         let (n, matrices, spectra) =
             (batch.n as i64, batch.matrices as *const c_void, batch.spectra as *const c_void);
+        // The last call of several may be a smaller one, which need not ask for less.
+        let most = most_batched(batch.n, batch.precision.size());
+        let rest = batch.count % most.max(1);
+        if path == Path::Batched && batch.count > most {
+            let whole = self.needs_on(path, &Batch { count: most, ..*batch })?;
+            let last = self.needs_on(path, &Batch { count: rest.max(1), ..*batch })?;
+            return Ok((whole.0.max(last.0), whole.1.max(last.1)));
+        }
         // SAFETY: only sizes are asked for.
         unsafe {
             match path {
@@ -360,7 +482,11 @@ impl Linear {
         let n = batch.n as i64;
         let (scratch, bytes) = self.scratch.as_ref().map_or((0, 0), |s| (s.address(), s.bytes()));
         let (host, host_bytes) = (self.host_scratch.as_mut_ptr().cast::<c_void>(), self.host_scratch.len());
-        if path == Path::Batched {
+        let _held = self.hold()?;
+        let size = batch.precision.size();
+        let most = most_batched(batch.n, size).max(1);
+        for first in (0..batch.count).step_by(most).filter(|_| path == Path::Batched) {
+            let at = |base: u64, step: usize| (base + (first * step) as u64) as *mut c_void;
             // SAFETY: buffers of the sizes that were asked for.
             let status = unsafe {
                 solver::cusolverDnXsyevBatched(
@@ -370,23 +496,22 @@ impl Linear {
                     lower,
                     n,
                     kind,
-                    batch.matrices as *mut c_void,
+                    at(batch.matrices, batch.n * batch.n * size),
                     n,
                     kind,
-                    batch.spectra as *mut c_void,
+                    at(batch.spectra, batch.n * size),
                     kind,
                     scratch as *mut c_void,
                     bytes,
                     host,
                     host_bytes,
-                    batch.infos as *mut c_int,
-                    batch.count as i64,
+                    at(batch.infos, 4).cast(),
+                    most.min(batch.count - first) as i64,
                 )
             };
-            return solver_check(status, "cusolverDnXsyevBatched");
+            solver_check(status, "cusolverDnXsyevBatched")?;
         }
-        let size = batch.precision.size();
-        for i in 0..batch.count {
+        for i in (0..batch.count).filter(|_| path == Path::Single) {
             let at = |base: u64, step: usize| (base + (i * step) as u64) as *mut c_void;
             // SAFETY: as above, matrix by matrix.
             let status = unsafe {
@@ -448,6 +573,7 @@ impl Linear {
         let size = batch.precision.size();
         let (scratch, bytes) = self.scratch.as_ref().map_or((0, 0), |s| (s.address(), s.bytes()));
         let room = (bytes / size).min(c_int::MAX as usize) as c_int;
+        let _held = self.hold()?;
         macro_rules! call {
             ($function:ident, $type:ty, $matrix:expr, $info:expr) => {{
                 let (matrix, work, info) =
@@ -506,6 +632,7 @@ impl Linear {
         let size = batch.precision.size();
         let (scratch, bytes) = self.scratch.as_ref().map_or((0, 0), |s| (s.address(), s.bytes()));
         let room = (bytes / size).min(c_int::MAX as usize) as c_int;
+        let _held = self.hold()?;
         macro_rules! call {
             ($factor:ident, $form:ident, $type:ty, $i:expr) => {{
                 let at = |base: u64, step: usize| base + ($i * step) as u64;
@@ -539,20 +666,21 @@ impl Linear {
     }
 }
 
-impl Drop for Linear {
-    fn drop(&mut self) {
-        let _current = self.device.enter();
-        // SAFETY: handles made by `new`; those that were not are NULL.
-        unsafe {
-            if !self.params.is_null() {
-                solver::cusolverDnDestroyParams(self.params);
-            }
-            if !self.solver.is_null() {
-                solver::cusolverDnDestroy(self.solver);
-            }
-            if !self.blas.is_null() {
-                blas::cublasDestroy_v2(self.blas);
-            }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_batched_solver_is_taken_by_its_stated_cost_and_within_its_limits() {
+        let cheaper = |n: f64, count: f64| batched_cost(n, count) < single_cost(n, count);
+        // Of every side that a model has; one by one only where a call costs more than the matrix.
+        for n in [3.0, 64.0, 256.0, 1024.0, 2048.0, 8192.0] {
+            assert!((1..64).all(|count| cheaper(n, f64::from(count))), "{n}");
         }
+        assert!(!cheaper(2.0, 1.0) && !cheaper(2.0, 100.0));
+        assert_eq!((most_batched(4, 4), most_batched(0, 4)), (MOST_BATCHED, MOST_BATCHED));
+        // Bytes, not numbers: 16 384 matrices of side 256 would be 4 GiB.
+        assert_eq!((most_batched(256, 4), most_batched(256, 8)), (8191, 4095));
+        assert_eq!((most_batched(1024, 4), most_batched(23170, 4), most_batched(23171, 4)), (511, 1, 0));
     }
 }

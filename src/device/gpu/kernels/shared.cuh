@@ -31,6 +31,9 @@ typedef unsigned long long u64;
 #define RULE_SPECTRAL 3
 #define RULE_SANDWICH 4
 #define LARGEST_ROOT 8
+#define JUDGE_FIRST 1
+#define JUDGE_LOOK 2
+#define JUDGE_TELL 4
 #define F32 0
 #define F64 1
 #define F16 2

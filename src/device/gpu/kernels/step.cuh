@@ -31,17 +31,29 @@ extern "C" __global__ void foam_begin(Gate *gate, int reopen) {
     if (reopen) gate->closed = 0;
 }
 
-// All gradients have been looked at: is the step taken? With `strict`, a bad one closes the gate.
-extern "C" __global__ void foam_judge(Gate *gate, int strict) {
-    bool bad = gate->bad != NONE;
-    gate->open = !bad && !gate->closed;
-    if (gate->open) return;
-    gate->refused += 1;
-    if (bad && gate->param == NONE) {
-        gate->param = gate->bad;
-        gate->call = gate->calls;
+// All gradients have been looked at: are the steps taken? All behind the gates of the list, or none. With a value other
+// than 0, a bad gradient closes its gate. Long lists come in several launches, and `lead` keeps what was found so far.
+extern "C" __global__ void foam_judge(int count, Stamped list, Gate *lead, int parts) {
+    int open = parts & JUDGE_FIRST ? 1 : lead->open;
+#pragma unroll 1
+    for (int i = 0; parts & JUDGE_LOOK && i < count; i++) {
+        const Gate *gate = (const Gate *)list.at[i];
+        if (gate->bad != NONE || gate->closed) open = 0;
     }
-    if (strict) gate->closed = 1;
+    lead->open = open;
+#pragma unroll 1
+    for (int i = 0; parts & JUDGE_TELL && i < count; i++) {
+        Gate *gate = (Gate *)list.at[i];
+        gate->open = open;
+        if (open) continue;
+        gate->refused += 1;
+        if (gate->bad == NONE) continue;
+        if (gate->param == NONE) {
+            gate->param = gate->bad;
+            gate->call = gate->calls;
+        }
+        if (list.value[i]) gate->closed = 1;
+    }
 }
 
 // The host has read the counts: they start again.

@@ -119,6 +119,16 @@ impl Sim {
         if given.n < 0 || batch < 1 {
             refuse!(InvalidValue, "n is {} and the batch {batch}", given.n);
         }
+        // The batched function counts in 32 bits: 32768 matrices, and 2^31 bytes, are too many for it.
+        let size = if given.types.0 == 0 { 4 } else { 8 };
+        let bytes = i128::from(given.n) * i128::from(given.lda) * i128::from(batch) * size;
+        if given.batch.is_some() && (batch >= 32768 || bytes > i128::from(i32::MAX)) {
+            refuse!(
+                InvalidValue,
+                "{batch} matrices of side {} have {bytes} bytes, too many for a batch",
+                given.n
+            );
+        }
         if given.lda < given.n.max(1) {
             refuse!(InvalidValue, "lda is {}, n is {}", given.lda, given.n);
         }
