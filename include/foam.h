@@ -682,6 +682,9 @@ typedef struct foam_stats_info {
 /** Reuse; nothing changed. */
 #define FOAM_BRANCH_REUSE_SAME 9
 
+/** QR steps on a CUDA device that did not bring the bound to `tau`: the next check decomposes. */
+#define FOAM_BRANCH_QR_SHORT 10
+
 /** Statistics of one Kronecker factor. Values that do not exist yet are NaN. */
 typedef struct foam_factor_info {
     /** Bytes of this struct as the library wrote it. */

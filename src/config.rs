@@ -9,7 +9,7 @@ pub mod options;
 pub use choices::*;
 pub use options::OPTIONS;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::preconditioner::damping::Damping;
 
 /// Every hyperparameter. `Config::default()` is the preset `default`.
@@ -372,12 +372,6 @@ impl Config {
                 self.tau
             )));
         }
-        if self.device.kind != Device::CPU_KIND {
-            return Err(Error::new(
-                Kind::Unsupported,
-                "refresh_method = qr works on the CPU so far; expected refresh_method = evd, or device = cpu",
-            ));
-        }
         Ok(())
     }
 
@@ -571,7 +565,6 @@ mod tests {
             ("policy", "foam", "policy = sandwich"),
             ("policy", "stale", "policy = sandwich"),
             ("tau", "0.09", "tau >= 0.1"),
-            ("device", "cuda:0", "device = cpu"),
         ] {
             let mut config = qr.clone();
             config.set(key, value).unwrap();

@@ -129,6 +129,7 @@ enum class Branch : int32_t {
     evd_threshold = FOAM_BRANCH_EVD_THRESHOLD,
     reuse_clipped = FOAM_BRANCH_REUSE_CLIPPED,
     reuse_same = FOAM_BRANCH_REUSE_SAME,
+    qr_short = FOAM_BRANCH_QR_SHORT,
 };
 
 /** Which matrix of a factor is read. */

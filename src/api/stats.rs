@@ -198,7 +198,7 @@ pub struct FactorStats {
 
 impl Branch {
     /// Every branch, in the order of its number.
-    const ALL: [Branch; 10] = [
+    const ALL: [Branch; 11] = [
         Branch::None,
         Branch::EvdFirst,
         Branch::EvdStale,
@@ -209,6 +209,7 @@ impl Branch {
         Branch::EvdThreshold,
         Branch::ReuseClipped,
         Branch::ReuseSame,
+        Branch::QrShort,
     ];
 
     fn of(number: i64) -> Branch {
@@ -228,10 +229,11 @@ impl Branch {
             Branch::EvdThreshold => "evd_threshold",
             Branch::ReuseClipped => "reuse_clipped",
             Branch::ReuseSame => "reuse_same",
+            Branch::QrShort => "qr_short",
         }
     }
 
-    /// Whether it was an eigendecomposition.
+    /// Whether it was an eigendecomposition (or QR steps that served in its place).
     pub fn is_refresh(self) -> bool {
         matches!(self, Branch::EvdFirst | Branch::EvdStale | Branch::EvdCap | Branch::EvdThreshold)
     }

@@ -159,6 +159,8 @@ pub enum Branch {
     ReuseClipped = 8,
     /// Reuse; nothing changed.
     ReuseSame = 9,
+    /// QR steps that did not bring the bound to τ: the next check decomposes.
+    QrShort = 10,
 }
 
 /// A part of a factor's record: plain numbers of one type, and the table of their names, which checkpoints use.
@@ -307,7 +309,7 @@ impl FactorRecord {
             }
         }
         let Counters { has_basis, branch, .. } = self.counters;
-        let last = Branch::ReuseSame as i64;
+        let last = Branch::QrShort as i64;
         (has_basis > 1 || branch > last).then(|| {
             format!("has_basis = {has_basis}, branch = {branch}: expected 0 or 1, and at most {last}")
         })
@@ -316,6 +318,11 @@ impl FactorRecord {
     /// Whether there is a basis.
     pub fn has_basis(&self) -> bool {
         self.counters.has_basis != 0
+    }
+
+    /// Whether the QR steps of the last check did not suffice.
+    pub fn is_short(&self) -> bool {
+        self.counters.branch == Branch::QrShort as i64
     }
 
     /// Whether the last check asked for a refresh that did not succeed: the next one begins with double precision.

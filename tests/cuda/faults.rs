@@ -39,9 +39,13 @@ const ENTRIES: &[(&str, i32)] = &[
     ("cublasSetWorkspace_v2", 7),
     ("cublasSgemmStridedBatched", 13),
     ("cublasSsyrk_v2", 13),
+    ("cublasStrsmBatched", 13),
+    ("cublasDtrsmBatched", 13),
     ("cusolverDnCreate", 1),
     ("cusolverDnSetStream", 1),
     ("cusolverDnCreateParams", 2),
+    ("cusolverDnSpotrfBatched", 7),
+    ("cusolverDnDpotrfBatched", 7),
     ("cusolverDnXsyevd_bufferSize", 3),
     ("cusolverDnXsyevd", 7),
     ("cusolverDnXsyevBatched_bufferSize", 3),
@@ -201,6 +205,26 @@ fn a_fault_in_a_step_of_soap_changes_nothing_or_says_what_is_lost() {
             for name in solvers {
                 // A solver that fails costs no step: the stale basis stays.
                 assert!(tallies[name].lost == 0 && tallies[name].absorbed > 0, "{name}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_fault_in_a_refresh_by_qr_steps_changes_nothing_or_says_what_is_lost() {
+    const QR: &str = "device=cuda:0 check_period=4 beta2=0.5 refresh_method=qr tau=0.3 merge_dims=false";
+    simulated_with(&["eager"], &[("CUDASIM_QUIET", "1")], || {
+        for (dtype, solver, product) in [
+            ("f32", "cusolverDnSpotrfBatched", "cublasStrsmBatched"),
+            ("f64", "cusolverDnDpotrfBatched", "cublasDtrsmBatched"),
+        ] {
+            // The first bases, and a check that senses them first.
+            for t in [3, 7] {
+                let tallies = sweep(|| bed_of("default", &format!("{QR} statistic_dtype={dtype}")), t);
+                print(&format!("QR steps in {dtype}, step {t}"), &tallies);
+                // A factorization that fails costs no step: the next check decomposes.
+                assert!(tallies[solver].lost == 0 && tallies[solver].absorbed > 0, "{solver}");
+                assert!(tallies[product].lost > 0, "{product}");
             }
         }
     });

@@ -269,6 +269,7 @@ fn every_policy_and_option_agrees() {
             "diagonal_residual",
             "foam_certified",
             "sandwich",
+            "sandwich refresh_method=qr tau=0.2",
             "stale correction_period=2 refresh_schedule=geometric",
         ] {
             race(&format!("policy={policy}"), &[6, 5], 3, 14);

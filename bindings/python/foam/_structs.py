@@ -94,6 +94,7 @@ BRANCHES = (
     "evd_threshold",
     "reuse_clipped",
     "reuse_same",
+    "qr_short",
 )
 
 #: ``FOAM_FINDING_*`` by the number of the bit: what keeps a configuration from working.

@@ -10,6 +10,7 @@ pub mod cuda;
 mod factor;
 mod kernels;
 mod layout;
+mod qr;
 mod soap;
 mod step;
 mod tables;

@@ -1,4 +1,4 @@
-//! cuBLAS and cuSOLVER: batched products, the symmetric eigendecomposition, orthogonal factors. Column-major, as they are.
+//! cuBLAS and cuSOLVER: batched products, the symmetric eigendecomposition, Cholesky's and orthogonal factors. Column-major, as they are.
 
 use super::driver::{Device, Memory, refused};
 use super::libraries::{blas, solver};
@@ -56,6 +56,28 @@ pub struct Batch {
     pub count: usize,
     /// Of which precision.
     pub precision: Precision,
+}
+
+/// Square matrices that a list on the device points to.
+#[derive(Clone, Copy)]
+pub struct Pointers {
+    /// The list.
+    pub list: u64,
+    /// Side.
+    pub n: usize,
+    /// How many.
+    pub count: usize,
+    /// Of which precision.
+    pub precision: Precision,
+}
+
+/// On which side a triangle stands: L X, or X Lᵀ.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// L X.
+    Left,
+    /// X Lᵀ.
+    Right,
 }
 
 /// How a batch is decomposed: at once, or matrix by matrix.
@@ -414,66 +436,56 @@ impl Linear {
         Ok(())
     }
 
-    /// Bytes of workspace that [`Linear::invert`] needs.
-    pub fn needs_inverse(&self, batch: &Batch) -> Result<usize> {
+    /// Cholesky's factor of every matrix, symmetric and positive definite, from and into its lower triangle; the upper
+    /// one is used as workspace. The info of a matrix that is not positive definite is not 0.
+    pub fn factorize(&self, matrices: &Pointers, infos: u64) -> Result<()> {
         let lower = solver::cublasFillMode_t::CUBLAS_FILL_MODE_LOWER;
-        let n = batch.n as c_int;
-        let (mut factor, mut inverse): (c_int, c_int) = (0, 0);
-        macro_rules! ask {
-            ($function:ident, $type:ty, $into:ident) => {{
-                let at = batch.matrices as *mut $type;
-                // SAFETY: only a size is asked for.
-                let status = unsafe { solver::$function(self.solver, lower, n, at, n, &mut $into) };
-                solver_check(status, stringify!($function))?
+        let Pointers { list, n, count, precision } = *matrices;
+        macro_rules! call {
+            ($function:ident, $type:ty) => {{
+                let (list, infos) = (list as *mut *mut $type, infos as *mut c_int);
+                let (n, count) = (n as c_int, count as c_int);
+                // SAFETY: as many pointers to matrices of side n, and as many infos.
+                let status = unsafe { solver::$function(self.solver, lower, n, list, n, infos, count) };
+                solver_check(status, stringify!($function))
             }};
         }
-        match batch.precision {
-            Precision::F32 => {
-                ask!(cusolverDnSpotrf_bufferSize, f32, factor);
-                ask!(cusolverDnSpotri_bufferSize, f32, inverse);
-            }
-            Precision::F64 => {
-                ask!(cusolverDnDpotrf_bufferSize, f64, factor);
-                ask!(cusolverDnDpotri_bufferSize, f64, inverse);
-            }
+        match precision {
+            Precision::F32 => call!(cusolverDnSpotrfBatched, f32),
+            Precision::F64 => call!(cusolverDnDpotrfBatched, f64),
         }
-        Ok(factor.max(inverse).max(0) as usize * batch.precision.size())
     }
 
-    /// Inverts every matrix of the batch, symmetric and positive definite, from and into its lower triangle, by
-    /// Cholesky's factorization. The info of a matrix that is not positive definite is not 0.
-    pub fn invert(&mut self, batch: &Batch) -> Result<()> {
-        let lower = solver::cublasFillMode_t::CUBLAS_FILL_MODE_LOWER;
-        let n = batch.n as c_int;
-        let size = batch.precision.size();
-        let (scratch, bytes) = self.scratch.as_ref().map_or((0, 0), |s| (s.address(), s.bytes()));
-        let room = (bytes / size).min(c_int::MAX as usize) as c_int;
+    /// X ← L⁻¹X, or X ← X·L⁻ᵀ, for the lower triangles L and the square matrices X that `list` points to.
+    pub fn solve_lower(&self, triangles: &Pointers, list: u64, side: Side) -> Result<()> {
+        let lower = blas::cublasFillMode_t::CUBLAS_FILL_MODE_LOWER;
+        let diagonal = blas::cublasDiagType_t::CUBLAS_DIAG_NON_UNIT;
+        let (side, op) = match side {
+            Side::Left => {
+                (blas::cublasSideMode_t::CUBLAS_SIDE_LEFT, blas::cublasOperation_t::CUBLAS_OP_N)
+            }
+            Side::Right => {
+                (blas::cublasSideMode_t::CUBLAS_SIDE_RIGHT, blas::cublasOperation_t::CUBLAS_OP_T)
+            }
+        };
+        let (n, count) = (triangles.n as c_int, triangles.count as c_int);
         macro_rules! call {
-            ($function:ident, $type:ty, $matrix:expr, $info:expr) => {{
-                let (matrix, work, info) =
-                    ($matrix as *mut $type, scratch as *mut $type, $info as *mut c_int);
-                // SAFETY: a matrix of the batch, and the workspace that `needs_inverse` asked for.
-                let status = unsafe { solver::$function(self.solver, lower, n, matrix, n, work, room, info) };
-                solver_check(status, stringify!($function))?
+            ($function:ident, $type:ty) => {{
+                let one: $type = 1.0;
+                let (a, x) = (triangles.list as *const *const $type, list as *const *mut $type);
+                // SAFETY: as many pointers to matrices of side n in each list.
+                let status = unsafe {
+                    blas::$function(
+                        self.blas, side, lower, op, diagonal, n, n, &one, a, n, x, n, count,
+                    )
+                };
+                blas_check(status, stringify!($function))
             }};
         }
-        for i in 0..batch.count {
-            let matrix = batch.matrices + (i * batch.n * batch.n * size) as u64;
-            let info = batch.infos + 4 * i as u64;
-            // The second call would write 0 over the first one's refusal: its own answer goes where nobody looks.
-            let ignored = batch.spectra;
-            match batch.precision {
-                Precision::F32 => {
-                    call!(cusolverDnSpotrf, f32, matrix, info);
-                    call!(cusolverDnSpotri, f32, matrix, ignored);
-                }
-                Precision::F64 => {
-                    call!(cusolverDnDpotrf, f64, matrix, info);
-                    call!(cusolverDnDpotri, f64, matrix, ignored);
-                }
-            }
+        match triangles.precision {
+            Precision::F32 => call!(cublasStrsmBatched, f32),
+            Precision::F64 => call!(cublasDtrsmBatched, f64),
         }
-        Ok(())
     }
 
     /// Bytes of workspace that [`Linear::orthonormalize`] needs.
