@@ -115,6 +115,10 @@ pub struct Config {
     pub refresh_method: RefreshMethod,
     /// Steps between corrections of the spectrum from one scheduled refresh to the next; 0 means none.
     pub correction_period: i64,
+    /// With QR steps: where most recent checks asked for a refresh, refresh at every check, unseen.
+    pub qr_track: bool,
+    /// How the products of every step are rounded on a GPU.
+    pub matmul_precision: MatmulPrecision,
 }
 
 /// The bound falls as 1/k with the k-th QR step: below this an eigendecomposition is cheaper.
@@ -204,6 +208,8 @@ impl Config {
             kappa_threshold: 0.5,
             refresh_method: RefreshMethod::Evd,
             correction_period: 0,
+            qr_track: false,
+            matmul_precision: MatmulPrecision::F32,
         }
     }
 
@@ -355,6 +361,20 @@ impl Config {
         self.validate_qr()
     }
 
+    /// Whether bases are refreshed by QR steps.
+    pub fn refreshes_by_qr(&self) -> bool {
+        match self.refresh_method {
+            RefreshMethod::Evd => false,
+            RefreshMethod::Qr => true,
+            // On a CPU an eigendecomposition is not slower.
+            RefreshMethod::Auto => {
+                let bounded = self.policy == Policy::Sandwich && self.tau >= LEAST_TAU_OF_QR;
+                let shampoo = self.preconditioner == PreconditionerName::Shampoo;
+                self.device.kind != Device::CPU_KIND && bounded && shampoo
+            }
+        }
+    }
+
     /// What a refresh by QR steps needs: a proven stop that it can reach.
     fn validate_qr(&self) -> Result<()> {
         if self.refresh_method != RefreshMethod::Qr {
@@ -412,7 +432,7 @@ impl Config {
             (self.epsilon_mode == EpsilonMode::Absolute, "epsilon_mode = absolute: its epsilon is Adam's"),
             (self.correction_period == 0, "correction_period = 0: it keeps no spectrum"),
             (
-                self.refresh_method == RefreshMethod::Evd,
+                self.refresh_method != RefreshMethod::Qr,
                 "refresh_method = evd: its own refreshes are by QR already",
             ),
         ];
@@ -572,6 +592,28 @@ mod tests {
             assert!(message.contains("refresh_method = qr") && message.contains(expected), "{message}");
         }
         assert!(qr.changed("tau", "0.05").unwrap_err().message.contains("tau"));
+    }
+
+    #[test]
+    fn the_automatic_refresh_is_by_qr_on_a_gpu_where_a_bound_ends_it() {
+        let auto = Config { refresh_method: RefreshMethod::Auto, ..Config::default() };
+        let by_qr = |options: &[(&str, &str)]| {
+            let mut config = auto.clone();
+            options.iter().for_each(|(key, value)| config.set(key, value).unwrap());
+            config.validate().unwrap();
+            config.refreshes_by_qr()
+        };
+        let gpu = ("device", "cuda:0");
+        assert!(by_qr(&[gpu]) && !by_qr(&[]));
+        assert!(!by_qr(&[gpu, ("tau", "0.05")]) && !by_qr(&[gpu, ("policy", "stale")]));
+        for preset in ["default", "reference", "paper", "soap"] {
+            let mut config = Config::preset(preset).unwrap();
+            config.set("device", "cuda:0").unwrap();
+            assert!(!config.refreshes_by_qr(), "{preset}");
+            config.refresh_method = RefreshMethod::Auto;
+            config.validate().unwrap();
+            assert_eq!(config.refreshes_by_qr(), preset == "default");
+        }
     }
 
     #[test]

@@ -7,8 +7,9 @@ use crate::support::tensor::{Dtype, Tensor};
 use foam::abi::{FOAM_BAD_CHECKPOINT, foam_factor_info};
 use std::path::PathBuf;
 
-const POLICIES: [&str; 11] = [
+const POLICIES: [&str; 12] = [
     "sandwich refresh_method=qr",
+    "sandwich refresh_method=qr qr_track=true",
     "stale",
     "stale refresh_schedule=geometric correction_period=2",
     "sandwich refresh_schedule=geometric correction_period=2",

@@ -179,6 +179,10 @@ template <class Self> class Options : public ConfigBase {
     FOAM_HPP_NUMBER(double, kappa_threshold)
     /** Steps between corrections of the spectrum from one scheduled refresh to the next; 0 means none. */
     FOAM_HPP_NUMBER(int64_t, correction_period)
+    /** With QR steps: a factor most of whose recent checks asked for a refresh is refreshed at every check, unseen. */
+    FOAM_HPP_SWITCH(qr_track)
+    /** How the products of every step are rounded on a CUDA device; no effect on the CPU. */
+    FOAM_HPP_CHOICE(MatmulPrecision, matmul_precision)
 #undef FOAM_HPP_NUMBER
 #undef FOAM_HPP_SWITCH
 #undef FOAM_HPP_CHOICE

@@ -101,6 +101,13 @@ enum class Preconditioner : int32_t {
 enum class RefreshMethod : int32_t {
     evd = FOAM_REFRESH_EVD,
     qr = FOAM_REFRESH_QR,
+    automatic = FOAM_REFRESH_AUTO, /**< The option's text is "auto". */
+};
+
+/** How the products of every step are rounded on a CUDA device. */
+enum class MatmulPrecision : int32_t {
+    f32 = FOAM_MATMUL_F32,
+    tf32 = FOAM_MATMUL_TF32,
 };
 
 /** Where SOAP keeps its statistics. */

@@ -88,8 +88,15 @@ pub const FOAM_SCHEDULE_KAPPA: i32 = 3;
 /// A basis is refreshed by an eigendecomposition.
 pub const FOAM_REFRESH_EVD: i32 = 0;
 /// A basis is refreshed by steps Q <- qr(A Q) until the sandwich bound is at most `tau`, at most three of them; by an
-/// eigendecomposition only where they do not suffice (policy sandwich, tau >= 0.1, on the CPU).
+/// eigendecomposition only where they do not suffice (policy sandwich, tau >= 0.1).
 pub const FOAM_REFRESH_QR: i32 = 1;
+/// `FOAM_REFRESH_QR` on a GPU where the policy has a bound that says when to stop, else `FOAM_REFRESH_EVD`.
+pub const FOAM_REFRESH_AUTO: i32 = 2;
+
+/// Products of every step in the precision of their numbers.
+pub const FOAM_MATMUL_F32: i32 = 0;
+/// On a CUDA device operands in single precision are rounded to ten bits (TF32), sums are not.
+pub const FOAM_MATMUL_TF32: i32 = 1;
 
 /// No fault.
 pub const FOAM_FAULT_NONE: i32 = 0;
@@ -247,6 +254,10 @@ pub struct foam_config {
     /// If > 0, `refresh_schedule` says when bases are refreshed whatever the policy finds, and every so many steps in
     /// between the spectrum is corrected; policies stale, sandwich (which may refresh then, too) and diagonal_residual.
     pub correction_period: i64,
+    /// With QR steps: a factor most of whose recent checks asked for a refresh is refreshed at every check, unseen.
+    pub qr_track: i32,
+    /// `FOAM_MATMUL_*`: how the products of every step are rounded on a CUDA device. No effect on the CPU.
+    pub matmul_precision: i32,
 }
 
 // SAFETY: plain data, first field `struct_size`, every bit pattern valid.
@@ -312,7 +323,9 @@ unsafe impl AbiStruct for foam_config {
         front_steps,
         refresh_growth,
         kappa_threshold,
-        correction_period
+        correction_period,
+        qr_track,
+        matmul_precision
     });
 
     fn defaults() -> Self {
@@ -382,6 +395,8 @@ fn from_config(config: &Config) -> foam_config {
         refresh_growth: config.refresh_growth,
         kappa_threshold: config.kappa_threshold,
         correction_period: config.correction_period,
+        qr_track: config.qr_track.into(),
+        matmul_precision: config.matmul_precision.number(),
     }
 }
 
@@ -456,6 +471,8 @@ pub(super) fn to_config(raw: &foam_config) -> Result<Config> {
         kappa_threshold: raw.kappa_threshold,
         correction_period: raw.correction_period,
         refresh_method: choice("refresh_method", raw.refresh_method)?,
+        qr_track: switch("qr_track", raw.qr_track)?,
+        matmul_precision: choice("matmul_precision", raw.matmul_precision)?,
     })
 }
 

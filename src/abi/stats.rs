@@ -90,6 +90,8 @@ pub struct foam_stats_info {
     pub qr_fallbacks: u64,
     /// What keeps the configuration from working: `FOAM_FINDING_*` bits, see `foam_diagnosis`.
     pub findings: u64,
+    /// Checks that refreshed by QR steps without looking at the basis first (`qr_track`).
+    pub qr_tracked: u64,
 }
 
 // SAFETY: plain data, first field `struct_size`, every bit pattern valid.
@@ -137,7 +139,8 @@ unsafe impl AbiStruct for foam_stats_info {
         qr_steps,
         qr_refreshes,
         qr_fallbacks,
-        findings
+        findings,
+        qr_tracked
     });
 
     fn defaults() -> Self {
@@ -255,6 +258,11 @@ pub struct foam_factor_info {
     pub qr_fallbacks: u64,
     /// What is wrong with the factor: `FOAM_FINDING_*` bits. It is judged from its twentieth check on.
     pub findings: u64,
+    /// Checks that refreshed by QR steps without looking at the basis first (`qr_track`).
+    pub qr_tracked: u64,
+    /// Which of the last eight checks that looked at the basis asked for a refresh (policy `sandwich`): a bit each, the
+    /// newest lowest.
+    pub recent_refreshes: u64,
 }
 
 // SAFETY: plain data, first field `struct_size`, every bit pattern valid.
@@ -302,7 +310,9 @@ unsafe impl AbiStruct for foam_factor_info {
         qr_steps,
         qr_refreshes,
         qr_fallbacks,
-        findings
+        findings,
+        qr_tracked,
+        recent_refreshes
     });
 
     fn defaults() -> Self {

@@ -72,6 +72,8 @@ pub struct Counters {
     pub qr_refreshes: u64,
     /// Refreshes by an eigendecomposition because such steps did not suffice.
     pub qr_fallbacks: u64,
+    /// Checks that refreshed by QR steps without looking at the basis first (`qr_track`).
+    pub qr_tracked: u64,
 }
 
 impl Counters {
@@ -100,6 +102,7 @@ impl Counters {
             qr_steps: counters.qr_steps as u64,
             qr_refreshes: counters.qr_refreshes as u64,
             qr_fallbacks: counters.qr_fallbacks as u64,
+            qr_tracked: counters.qr_tracked as u64,
         }
     }
 }

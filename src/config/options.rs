@@ -183,6 +183,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         0..=MOST,
         While(|c| c.correction_period > 0, "0 and more than 0 have different buffers")
     ),
+    flag!(qr_track, Live),
+    named!(matmul_precision, MatmulPrecision, Fixed("the device was made for it")),
 ];
 
 pub(super) fn find(key: &str) -> Result<&'static OptionSpec> {

@@ -4,7 +4,7 @@
 use super::Engine;
 use super::rules::Rules;
 use super::stats::Verb;
-use crate::config::{NegativeEigenvalues, RefreshMethod};
+use crate::config::NegativeEigenvalues;
 use crate::device::{
     Certificate, Pending, QrSteps, RedampOrder, RefreshOrder, Refreshed, Rung, Search, SenseOrder,
 };
@@ -209,7 +209,8 @@ impl Engine {
 
     /// Whether a due factor is measured before it is decided about, by a policy that measures.
     fn is_sensed(&self, factor: usize) -> bool {
-        self.records[factor].has_basis() && !cadence::is_forced(&self.config, self.step_of(factor))
+        let forced = cadence::is_forced(&self.config, self.step_of(factor));
+        self.records[factor].has_basis() && !forced && !self.is_tracked(factor)
     }
 
     /// Counts the check; says whether it is a refresh that nothing has to be sensed for.
@@ -217,7 +218,9 @@ impl Engine {
         let t = self.step_of(factor) as i64;
         let senses = self.plan.preconditioner.senses(&self.config);
         let sensed = senses && self.is_sensed(factor);
+        let tracked = senses && self.records[factor].has_basis() && self.is_tracked(factor);
         let record = &mut self.records[factor];
+        record.counters.qr_tracked += i64::from(tracked);
         let first = senses && !record.has_basis();
         record.counters.checks += 1;
         record.counters.last_check = t;
@@ -266,7 +269,13 @@ impl Engine {
     fn qr_steps(&self, factor: usize) -> Option<QrSteps> {
         let target = self.config.tau;
         let blind = policy::blind_steps(target, self.records[factor].has_basis());
-        (self.config.refresh_method == RefreshMethod::Qr).then_some(QrSteps { target, blind })
+        self.config.refreshes_by_qr().then_some(QrSteps { target, blind })
+    }
+
+    /// Whether a factor is refreshed by QR steps without being looked at first.
+    fn is_tracked(&self, factor: usize) -> bool {
+        let on = self.config.qr_track && self.config.refreshes_by_qr();
+        on && policy::tracks(&self.records[factor])
     }
 
     /// The share of a factor's statistic that can have been lost since its last refresh.

@@ -259,6 +259,10 @@ part! {
         qr_refreshes,
         /// Refreshes by an eigendecomposition because such steps did not suffice.
         qr_fallbacks,
+        /// Checks that refreshed by such steps without looking at the basis first.
+        qr_tracked,
+        /// Which of the last eight checks that looked at the basis asked for a refresh: a bit each, the newest lowest.
+        recent_refreshes,
     }
 }
 

@@ -39,6 +39,7 @@ const ENTRIES: &[(&str, i32)] = &[
     ("cublasSetWorkspace_v2", 7),
     ("cublasSgemmStridedBatched", 13),
     ("cublasSsyrk_v2", 13),
+    ("cublasGemmStridedBatchedEx", 13),
     ("cublasStrsmBatched", 13),
     ("cublasDtrsmBatched", 13),
     ("cusolverDnCreate", 1),
@@ -174,6 +175,8 @@ fn a_fault_in_a_plain_step_changes_nothing_or_says_what_is_lost() {
         let tallies = sweep(bed, 5);
         print("plain step", &tallies);
         assert!(tallies["cuLaunchKernel"].lost > 0 && tallies["cuLaunchKernel"].unchanged > 0);
+        let fast = || bed_of("reference", &format!("{OPTIONS} merge_dims=false matmul_precision=tf32"));
+        assert!(sweep(fast, 5)["cublasGemmStridedBatchedEx"].lost > 0);
     });
 }
 
@@ -212,20 +215,18 @@ fn a_fault_in_a_step_of_soap_changes_nothing_or_says_what_is_lost() {
 
 #[test]
 fn a_fault_in_a_refresh_by_qr_steps_changes_nothing_or_says_what_is_lost() {
-    const QR: &str = "device=cuda:0 check_period=4 beta2=0.5 refresh_method=qr tau=0.3 merge_dims=false";
+    const QR: &str = "device=cuda:0 check_period=4 beta2=0.5 refresh_method=qr tau=0.5 merge_dims=false";
     simulated_with(&["eager"], &[("CUDASIM_QUIET", "1")], || {
-        for (dtype, solver, product) in [
-            ("f32", "cusolverDnSpotrfBatched", "cublasStrsmBatched"),
-            ("f64", "cusolverDnDpotrfBatched", "cublasDtrsmBatched"),
+        // The first bases, and a check that senses them first.
+        for (t, dtype, solver, product) in [
+            (7, "f32", "cusolverDnSpotrfBatched", "cublasStrsmBatched"),
+            (3, "f64", "cusolverDnDpotrfBatched", "cublasDtrsmBatched"),
         ] {
-            // The first bases, and a check that senses them first.
-            for t in [3, 7] {
-                let tallies = sweep(|| bed_of("default", &format!("{QR} statistic_dtype={dtype}")), t);
-                print(&format!("QR steps in {dtype}, step {t}"), &tallies);
-                // A factorization that fails costs no step: the next check decomposes.
-                assert!(tallies[solver].lost == 0 && tallies[solver].absorbed > 0, "{solver}");
-                assert!(tallies[product].lost > 0, "{product}");
-            }
+            let tallies = sweep(|| bed_of("default", &format!("{QR} statistic_dtype={dtype}")), t);
+            print(&format!("QR steps in {dtype}, step {t}"), &tallies);
+            // A factorization that fails costs no step: the next check decomposes.
+            assert!(tallies[solver].lost == 0 && tallies[solver].absorbed > 0, "{solver}");
+            assert!(tallies[product].lost > 0, "{product}");
         }
     });
 }

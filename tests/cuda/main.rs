@@ -38,6 +38,7 @@ mod faults;
 mod graph;
 mod parity;
 mod probe;
+mod products;
 mod qr;
 mod ranks;
 mod simulator;

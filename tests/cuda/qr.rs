@@ -200,8 +200,8 @@ fn steps_whose_solver_fails_leave_the_basis_and_the_next_check_decomposes() {
             for t in 1..=20u64 {
                 if t == broken {
                     let all = || (1..=12).for_each(|nth| fail("cusolverDnSpotrfBatched", nth, 7));
-                    (model.before_step, model.after_step) =
-                        (Some(Box::new(all)), Some(Box::new(clear_faults)));
+                    model.before_step = Some(Box::new(all));
+                    model.after_step = Some(Box::new(clear_faults));
                 }
                 let values = gradient((6, 6), t as usize, 3).values();
                 model.step(&mut params, &[Tensor::of(Dtype::F32, &dims, &values)]);
@@ -223,5 +223,39 @@ fn steps_whose_solver_fails_leave_the_basis_and_the_next_check_decomposes() {
             assert_eq!((stats.failed_evds, stats.fallback_stale), (0, 0), "{stats:?}");
             assert!(params[0].values().iter().all(|x| x.is_finite()));
         }
+    });
+}
+
+#[test]
+fn tracking_on_the_device_counts_as_on_the_cpu() {
+    simulated_with(&["eager"], &[], || {
+        let counts = |device: &str| {
+            let options = format!("qr_track=true tau=0.1 check_period=1 beta2=0.5 device={device}");
+            let model = run(&options, (8, 6), 24, 0, |t, model| {
+                for place in AXES {
+                    let (info, gap) = (model.factor(place), model.exact_gap(place));
+                    assert!(gap <= info.gap_bound + 1e-6, "{gap} at {t}: {info:?}");
+                    assert!(info.gap_bound <= 0.1 || info.last_branch == FOAM_BRANCH_QR_SHORT, "{info:?}");
+                }
+            });
+            let stats = model.stats();
+            println!("| {device} | {} tracked of {} checks |", stats.qr_tracked, stats.checks);
+            (stats.checks, stats.qr_tracked)
+        };
+        let (cpu, gpu) = (counts("cpu"), counts("cuda:0"));
+        assert!(cpu.1 > 8 && gpu.1 > 8 && cpu.0 == gpu.0, "{cpu:?} {gpu:?}");
+        assert!(cpu.1.abs_diff(gpu.1) <= 4, "decisions at the edge of tau aside: {cpu:?} {gpu:?}");
+    });
+}
+
+#[test]
+fn the_automatic_refresh_is_by_qr_on_the_device_alone() {
+    simulated_with(&["eager"], &[], || {
+        let by_qr = |device: &str| {
+            let stats =
+                run(&format!("refresh_method=auto device={device}"), (7, 5), 12, 0, |_, _| {}).stats();
+            (stats.qr_refreshes > 0, stats.evd_calls > 0)
+        };
+        assert_eq!((by_qr("cpu"), by_qr("cuda:0")), ((false, true), (true, false)));
     });
 }

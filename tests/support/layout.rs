@@ -126,6 +126,8 @@ layout!(
         refresh_growth,
         kappa_threshold,
         correction_period,
+        qr_track,
+        matmul_precision,
     }
 );
 layout!(
@@ -193,6 +195,7 @@ layout!(
         qr_refreshes,
         qr_fallbacks,
         findings,
+        qr_tracked,
     }
 );
 layout!(
@@ -239,6 +242,8 @@ layout!(
         qr_refreshes,
         qr_fallbacks,
         findings,
+        qr_tracked,
+        recent_refreshes,
     }
 );
 layout!(stack, foam_stack { struct_size, flags, shape, ndim, dtype, count, weight_decay_scale, root });

@@ -217,7 +217,7 @@ class Config(ctypes.Structure):
         ]
         + [(name, c_int64) for name in ("max_precond_dim", "front_period", "front_steps")]
         + [(name, c_double) for name in ("refresh_growth", "kappa_threshold")]
-        + [("correction_period", c_int64)]
+        + [("correction_period", c_int64), ("qr_track", c_int32), ("matmul_precision", c_int32)]
     )
 
 
@@ -298,7 +298,7 @@ class StatsInfo(ctypes.Structure):
             (name, c_uint64)
             for name in ("collectives", "bytes_sent", "bytes_received", "plain_steps")
         ]
-        + [(name, c_uint64) for name in ("qr_steps", "qr_refreshes", "qr_fallbacks", "findings")]
+        + [(name, c_uint64) for name in ("qr_steps", "qr_refreshes", "qr_fallbacks", "findings", "qr_tracked")]
     )
 
 
@@ -349,7 +349,7 @@ class FactorInfo(ctypes.Structure):
         ]
         + [("kappa", c_double), ("orthogonality", c_double)]
         + [(name, c_uint64) for name in ("qr_steps", "qr_refreshes", "qr_fallbacks")]
-        + [("findings", c_uint64)]
+        + [(name, c_uint64) for name in ("findings", "qr_tracked", "recent_refreshes")]
     )
 
 

@@ -2,11 +2,11 @@
 //! the workspace allows.
 
 use super::Gpu;
-use super::qr;
 use super::cuda::driver::{self, ALIGNMENT, Grid};
 use super::cuda::linear::{Batch, Operand, Pointers, Shape, Side};
 use super::kernels::index;
 use super::layout::{MOST_BLOCKS, Scratch};
+use super::qr;
 use super::step::{each, launch, wide};
 use super::tables::{Choice, Drift, Renewal, THREADS, Task, task};
 use crate::config::InjectFault;
@@ -322,7 +322,8 @@ pub(super) fn refresh(gpu: &mut Gpu, rules: &Rules, orders: &[RefreshOrder]) -> 
             let mut flags = if order.has_basis { task::HAS_BASIS } else { 0 };
             flags |= if order.shift { task::SHIFT } else { 0 };
             flags |= fault(order);
-            let own = Task { flags, report: gpu.renewal(order.factor), ..gpu.task(order.factor, Some(rules)) };
+            let own =
+                Task { flags, report: gpu.renewal(order.factor), ..gpu.task(order.factor, Some(rules)) };
             order.qr.map_or(own, |steps| qr::task(gpu, own, order, steps, number))
         })
         .collect();

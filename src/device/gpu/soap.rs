@@ -76,7 +76,7 @@ fn turn(
 ) -> Result<()> {
     for axis in (0..batch.dims.len()).filter(|axis| view.roots[*axis] != 0) {
         let along = AxisView::new(&batch.dims, axis);
-        multiply_along(gpu, batch.work, Blocks::of(batch), along, (view.roots[axis], acts), *halves)?;
+        multiply_along(gpu, batch.work, Blocks::of(batch), along, (view.roots[axis], acts), *halves, true)?;
         halves.swap(0, 1);
     }
     Ok(())
@@ -323,7 +323,7 @@ fn turn_moments(gpu: &Gpu, part: &Part, scratch: &Scratch, tasks: u64, z: u64) -
         launch!(kernels.narrow[s][w], by_tile(group), stream, n, z, matrices)?;
         let second = 0i32;
         launch!(kernels.pick[w], grid, stream, tasks, elements, second, from)?;
-        multiply_along(gpu, work, blocks, part.axis, (matrices, Along::Into), turn.halves)?;
+        multiply_along(gpu, work, blocks, part.axis, (matrices, Along::Into), turn.halves, false)?;
         launch!(kernels.lay[w], grid, stream, tasks, elements, second, to, scales, dim, inner, orders)?;
     }
     if part.moments.1 && !part.first {

@@ -361,10 +361,10 @@ mod tests {
     use crate::device::{INFO_FELL_BACK, INFO_IDLE, INFO_LEFT_OUT, INFO_NOT_FINITE, Rung, SEARCH_RATIO};
     use crate::engine::plan::RECORD_WORDS;
     use crate::engine::rules::LEAST_WEIGHT;
-    use crate::preconditioner::{Counters, Gauges};
     use crate::preconditioner::bound::LARGEST_ROOT;
     use crate::preconditioner::policy::BoundRule;
     use crate::preconditioner::soap;
+    use crate::preconditioner::{Counters, Gauges};
     use crate::tensor::DType;
     use std::fmt::Write;
     use std::mem::offset_of;

@@ -54,8 +54,10 @@ COUNTERS = (
     "qr_steps",
     "qr_refreshes",
     "qr_fallbacks",
+    "qr_tracked",
+    "recent_refreshes",
 )
-_TOTALS = COUNTERS[4:]
+_TOTALS = COUNTERS[4:-1]
 
 #: Options that belong to a machine: what was found does not depend on them.
 _UNJUDGED = ("device", "num_threads")

@@ -154,7 +154,8 @@ macro_rules! functions {
 pub mod blas {
     use super::Name;
     pub use cudarc::cublas::sys::{
-        cublasDiagType_t, cublasFillMode_t, cublasHandle_t, cublasOperation_t, cublasSideMode_t, cublasStatus_t,
+        cublasComputeType_t, cublasDiagType_t, cublasFillMode_t, cublasGemmAlgo_t, cublasHandle_t,
+        cublasOperation_t, cublasSideMode_t, cublasStatus_t, cudaDataType, cudaDataType_t,
         libraryPropertyType_t,
     };
     use cudarc::cublas::sys::{cudaStream_t, libraryPropertyType};
@@ -183,6 +184,13 @@ pub mod blas {
             c_int, k: c_int, alpha: *const f64, A: *const f64, lda: c_int, strideA: c_longlong, B:
             *const f64, ldb: c_int, strideB: c_longlong, beta: *const f64, C: *mut f64, ldc: c_int,
             strideC: c_longlong, batchCount: c_int
+        ) -> cublasStatus_t;
+        fn cublasGemmStridedBatchedEx(
+            handle: cublasHandle_t, transa: cublasOperation_t, transb: cublasOperation_t, m: c_int, n:
+            c_int, k: c_int, alpha: *const c_void, A: *const c_void, Atype: cudaDataType, lda: c_int,
+            strideA: c_longlong, B: *const c_void, Btype: cudaDataType, ldb: c_int, strideB: c_longlong,
+            beta: *const c_void, C: *mut c_void, Ctype: cudaDataType, ldc: c_int, strideC: c_longlong,
+            batchCount: c_int, computeType: cublasComputeType_t, algo: cublasGemmAlgo_t
         ) -> cublasStatus_t;
         fn cublasSsyrk_v2(
             handle: cublasHandle_t, uplo: cublasFillMode_t, trans: cublasOperation_t, n: c_int, k:

@@ -93,6 +93,8 @@ pub struct Linear {
     solver: solver::cusolverDnHandle_t,
     params: solver::cusolverDnParams_t,
     batched: bool,
+    /// Products that may be fast round their operands in single precision.
+    tf32: bool,
     workspace: Memory,
     scratch: Option<Memory>,
     host_scratch: Vec<u8>,
@@ -128,6 +130,10 @@ fn solver_check(status: solver::cusolverStatus_t, call: &str) -> Result<()> {
     Err(Error { native_code: status as i32, ..Error::new(kind, format!("{call} failed: {status:?}")) })
 }
 
+fn operation(x: Operand) -> blas::cublasOperation_t {
+    if x.transposed { blas::cublasOperation_t::CUBLAS_OP_T } else { blas::cublasOperation_t::CUBLAS_OP_N }
+}
+
 fn data_type(precision: Precision) -> solver::cudaDataType {
     match precision {
         Precision::F32 => solver::cudaDataType_t::CUDA_R_32F,
@@ -137,7 +143,12 @@ fn data_type(precision: Precision) -> solver::cudaDataType {
 
 impl Linear {
     /// Handles on `device`, whose context is current. Without an allocator, workspace is borrowed for each call.
-    pub fn new(device: &Arc<Device>, allocator: Option<Allocator>, batched: bool) -> Result<Linear> {
+    pub fn new(
+        device: &Arc<Device>,
+        allocator: Option<Allocator>,
+        batched: bool,
+        tf32: bool,
+    ) -> Result<Linear> {
         let workspace = match allocator {
             Some(allocator) => Memory::new(device, BLAS_WORKSPACE, allocator, "the workspace of cuBLAS")?,
             None => Memory::borrowed(device, 0, 0),
@@ -147,6 +158,7 @@ impl Linear {
             solver: std::ptr::null_mut(),
             params: std::ptr::null_mut(),
             batched,
+            tf32,
             workspace,
             scratch: None,
             host_scratch: Vec::new(),
@@ -172,6 +184,57 @@ impl Linear {
         }
     }
 
+    /// Whether products that may be fast are.
+    pub fn is_fast(&self) -> bool {
+        self.tf32
+    }
+
+    /// As [`Linear::multiply`], with operands in single precision rounded to TF32 if the option says so.
+    pub fn multiply_fast(
+        &self,
+        precision: Precision,
+        shape: Shape,
+        a: Operand,
+        b: Operand,
+        c: Operand,
+        keep: bool,
+    ) -> Result<()> {
+        if !self.tf32 || precision == Precision::F64 {
+            return self.multiply(precision, shape, a, b, c, keep);
+        }
+        let (one, beta): (f32, f32) = (1.0, if keep { 1.0 } else { 0.0 });
+        let single = blas::cudaDataType_t::CUDA_R_32F;
+        // SAFETY: as in `multiply`.
+        let status = unsafe {
+            blas::cublasGemmStridedBatchedEx(
+                self.blas,
+                operation(a),
+                operation(b),
+                shape.m as c_int,
+                shape.n as c_int,
+                shape.k as c_int,
+                (&raw const one).cast(),
+                a.at as *const c_void,
+                single,
+                a.lead as c_int,
+                a.stride as i64,
+                b.at as *const c_void,
+                single,
+                b.lead as c_int,
+                b.stride as i64,
+                (&raw const beta).cast(),
+                c.at as *mut c_void,
+                single,
+                c.lead as c_int,
+                c.stride as i64,
+                shape.count as c_int,
+                blas::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
+                blas::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
+            )
+        };
+        blas_check(status, "cublasGemmStridedBatchedEx")
+    }
+
     /// c ← a·b + keep·c, for every matrix of the batch.
     pub fn multiply(
         &self,
@@ -182,13 +245,6 @@ impl Linear {
         c: Operand,
         keep: bool,
     ) -> Result<()> {
-        let op = |x: Operand| {
-            if x.transposed {
-                blas::cublasOperation_t::CUBLAS_OP_T
-            } else {
-                blas::cublasOperation_t::CUBLAS_OP_N
-            }
-        };
         let Shape { m, n, k, count } = shape;
         macro_rules! call {
             ($function:ident, $type:ty) => {{
@@ -197,8 +253,8 @@ impl Linear {
                 let status = unsafe {
                     blas::$function(
                         self.blas,
-                        op(a),
-                        op(b),
+                        operation(a),
+                        operation(b),
                         m as c_int,
                         n as c_int,
                         k as c_int,
@@ -461,12 +517,8 @@ impl Linear {
         let lower = blas::cublasFillMode_t::CUBLAS_FILL_MODE_LOWER;
         let diagonal = blas::cublasDiagType_t::CUBLAS_DIAG_NON_UNIT;
         let (side, op) = match side {
-            Side::Left => {
-                (blas::cublasSideMode_t::CUBLAS_SIDE_LEFT, blas::cublasOperation_t::CUBLAS_OP_N)
-            }
-            Side::Right => {
-                (blas::cublasSideMode_t::CUBLAS_SIDE_RIGHT, blas::cublasOperation_t::CUBLAS_OP_T)
-            }
+            Side::Left => (blas::cublasSideMode_t::CUBLAS_SIDE_LEFT, blas::cublasOperation_t::CUBLAS_OP_N),
+            Side::Right => (blas::cublasSideMode_t::CUBLAS_SIDE_RIGHT, blas::cublasOperation_t::CUBLAS_OP_T),
         };
         let (n, count) = (triangles.n as c_int, triangles.count as c_int);
         macro_rules! call {
@@ -475,9 +527,7 @@ impl Linear {
                 let (a, x) = (triangles.list as *const *const $type, list as *const *mut $type);
                 // SAFETY: as many pointers to matrices of side n in each list.
                 let status = unsafe {
-                    blas::$function(
-                        self.blas, side, lower, op, diagonal, n, n, &one, a, n, x, n, count,
-                    )
+                    blas::$function(self.blas, side, lower, op, diagonal, n, n, &one, a, n, x, n, count)
                 };
                 blas_check(status, stringify!($function))
             }};

@@ -54,6 +54,8 @@ struct Product {
     c: Matrix,
     transpose: (bool, bool),
     k: usize,
+    /// Operands are rounded to TF32.
+    tf32: bool,
 }
 
 impl Product {
@@ -69,6 +71,7 @@ impl Product {
         if alpha != 0.0 && k > 0 {
             let a = self.a.load(&mut stage.window, Part::All)?;
             let b = self.b.load(&mut stage.window, Part::All)?;
+            let (a, b) = if self.tf32 { (tf32(a), tf32(b)) } else { (a, b) };
             let a = if self.transpose.0 { transpose(&a, k, m) } else { a };
             for j in 0..n {
                 let column = &mut c[j * m..(j + 1) * m];
@@ -90,6 +93,15 @@ impl Product {
         }
         self.c.store(&mut stage.window, Part::All, &c)
     }
+}
+
+/// Rounded to the ten bits of TF32, to nearest even.
+fn tf32(mut values: Vec<f64>) -> Vec<f64> {
+    for x in values.iter_mut().filter(|x| x.is_finite()) {
+        let bits = (*x as f32).to_bits();
+        *x = f64::from(f32::from_bits((bits + 0xfff + (bits >> 13 & 1)) & !0x1fff));
+    }
+    values
 }
 
 /// The transpose of a column-major `rows` by `cols` matrix.
@@ -116,6 +128,7 @@ struct Call {
     alpha: *const c_void,
     beta: *const c_void,
     scalars: Real,
+    tf32: bool,
 }
 
 impl Call {
@@ -131,6 +144,7 @@ impl Call {
             c: matrix(self.c.0, m, n, self.c.1, self.c.2, "C")?,
             transpose,
             k,
+            tf32: self.tf32,
         })
     }
 
@@ -234,6 +248,7 @@ macro_rules! gemm {
                     alpha,
                     beta,
                     scalars: $real,
+                    tf32: false,
                 };
                 call.strided(sim, handle, stringify!($plain), [0; 3], 1)
             })
@@ -271,6 +286,7 @@ macro_rules! gemm {
                     alpha,
                     beta,
                     scalars: $real,
+                    tf32: false,
                 };
                 call.strided(sim, handle, stringify!($strided), [stride_a, stride_b, stride_c], batch.into())
             })
@@ -305,6 +321,7 @@ macro_rules! gemm {
                     alpha,
                     beta,
                     scalars: $real,
+                    tf32: false,
                 };
                 call.pointers(sim, handle, stringify!($pointers), batch.into())
             })
@@ -362,6 +379,7 @@ macro_rules! gemm_ex {
                     alpha,
                     beta,
                     scalars: scalar_type(compute)?,
+                    tf32: compute == 77,
                 };
                 call.strided(sim, handle, stringify!($plain), [0; 3], 1)
             })
@@ -404,6 +422,7 @@ macro_rules! gemm_ex {
                     alpha,
                     beta,
                     scalars: scalar_type(compute)?,
+                    tf32: compute == 77,
                 };
                 call.strided(sim, handle, stringify!($strided), [stride_a, stride_b, stride_c], batch.into())
             })
