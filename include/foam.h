@@ -304,9 +304,18 @@ typedef struct foam_tensor {
 
 /**
  * A basis is refreshed by steps Q <- qr(A Q) until the sandwich bound is at most `tau`, at most three of them; by an
- * eigendecomposition only where they do not suffice (policy sandwich, tau >= 0.1, on the CPU).
+ * eigendecomposition only where they do not suffice (policy sandwich, tau >= 0.1).
  */
 #define FOAM_REFRESH_QR 1
+
+/** `FOAM_REFRESH_QR` on a GPU where the policy has a bound that says when to stop, else `FOAM_REFRESH_EVD`. */
+#define FOAM_REFRESH_AUTO 2
+
+/** Products of every step in the precision of their numbers. */
+#define FOAM_MATMUL_F32 0
+
+/** On a CUDA device operands in single precision are rounded to ten bits (TF32), sums are not. */
+#define FOAM_MATMUL_TF32 1
 
 /** No fault. */
 #define FOAM_FAULT_NONE 0
@@ -483,6 +492,10 @@ typedef struct foam_config {
      * plain step, and a square less of state for every axis.
      */
     int32_t keep_inverse_root;
+    /** With QR steps: a factor most of whose recent checks asked for a refresh is refreshed at every check, unseen. */
+    int32_t qr_track;
+    /** `FOAM_MATMUL_*`: how the products of every step are rounded on a CUDA device. No effect on the CPU. */
+    int32_t matmul_precision;
     /** Must be 0. */
     int32_t reserved2;
 } foam_config;
@@ -666,6 +679,8 @@ typedef struct foam_stats_info {
     uint64_t qr_fallbacks;
     /** What keeps the configuration from working: `FOAM_FINDING_*` bits, see `foam_diagnosis`. */
     uint64_t findings;
+    /** Checks that refreshed by QR steps without looking at the basis first (`qr_track`). */
+    uint64_t qr_tracked;
 } foam_stats_info;
 
 /** No check yet. */
@@ -697,6 +712,9 @@ typedef struct foam_stats_info {
 
 /** Reuse; nothing changed. */
 #define FOAM_BRANCH_REUSE_SAME 9
+
+/** QR steps on a CUDA device that did not bring the bound to `tau`: the next check decomposes. */
+#define FOAM_BRANCH_QR_SHORT 10
 
 /** Statistics of one Kronecker factor. Values that do not exist yet are NaN. */
 typedef struct foam_factor_info {
@@ -785,6 +803,13 @@ typedef struct foam_factor_info {
     uint64_t qr_fallbacks;
     /** What is wrong with the factor: `FOAM_FINDING_*` bits. It is judged from its twentieth check on. */
     uint64_t findings;
+    /** Checks that refreshed by QR steps without looking at the basis first (`qr_track`). */
+    uint64_t qr_tracked;
+    /**
+     * Which of the last eight checks that looked at the basis asked for a refresh (policy `sandwich`): a bit each, the
+     * newest lowest.
+     */
+    uint64_t recent_refreshes;
 } foam_factor_info;
 
 /** Right after a refresh, with no drift at all, the proxy is above `tau`: rounding decides, not staleness. */
@@ -927,12 +952,12 @@ typedef struct foam_stack {
 #define FOAM_STACK_CLOCK 0
 
 /**
- * The record of every factor, u32[count, ndim, 68]: twelve doubles (epsilon, proxy, max_proxy, relative_change, alpha,
- * gap_bound, residual, noise_floor, eigenvalue_min, eigenvalue_max, kappa, orthogonality), then 22 64-bit whole numbers
+ * The record of every factor, u32[count, ndim, 72]: twelve doubles (epsilon, proxy, max_proxy, relative_change, alpha,
+ * gap_bound, residual, noise_floor, eigenvalue_min, eigenvalue_max, kappa, orthogonality), then 24 64-bit whole numbers
  * (last_branch, 1 once there is a basis, last_refresh, last_check, checks, evd_calls, reuse_calls,
  * proxy_calls, epsilon_updates, cap_refreshes, residual_calls, failed_evds, fallback_double, fallback_svd,
  * fallback_stale, bound_exceeded, bound_average, bound_spectral, bound_sandwich, qr_steps, qr_refreshes,
- * qr_fallbacks), as in `foam_factor_info`.
+ * qr_fallbacks, qr_tracked, recent_refreshes), as in `foam_factor_info`.
  */
 #define FOAM_STACK_RECORD 1
 
@@ -1350,7 +1375,7 @@ foam_status foam_step_together(foam_optimizer *const *optimizers,
  * `foam_config_set`. Live are lr, weight_decay, decoupled_weight_decay, the dampings (epsilon, epsilon_left,
  * epsilon_right, epsilon_max), tau, residual_threshold, check_period, grafting_epsilon, nonfinite,
  * negative_eigenvalues, noise_floor, nesterov, ema_momentum, nadam, inject_fault, inject_fault_step,
- * refresh_schedule, refresh_method, front_period, front_steps, refresh_growth and kappa_threshold, and as long as they
+ * refresh_schedule, refresh_method, qr_track, front_period, front_steps, refresh_growth and kappa_threshold, and as long as they
  * switch nothing on or off also beta1, beta2, grafting_beta2, momentum and correction_period. The others shape the state and are
  * refused by name with the reason.
  *

@@ -9,7 +9,7 @@ pub mod options;
 pub use choices::*;
 pub use options::OPTIONS;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::preconditioner::damping::Damping;
 
 /// Every hyperparameter. `Config::default()` is the preset `default`.
@@ -119,6 +119,10 @@ pub struct Config {
     pub statistics_period: i64,
     /// Keep inverse roots; else every step goes through the basis, which saves a square per side.
     pub keep_inverse_root: bool,
+    /// With QR steps: where most recent checks asked for a refresh, refresh at every check, unseen.
+    pub qr_track: bool,
+    /// How the products of every step are rounded on a GPU.
+    pub matmul_precision: MatmulPrecision,
 }
 
 /// The bound falls as 1/k with the k-th QR step: below this an eigendecomposition is cheaper.
@@ -210,6 +214,8 @@ impl Config {
             correction_period: 0,
             statistics_period: 1,
             keep_inverse_root: true,
+            qr_track: false,
+            matmul_precision: MatmulPrecision::F32,
         }
     }
 
@@ -361,6 +367,20 @@ impl Config {
         self.validate_qr()
     }
 
+    /// Whether bases are refreshed by QR steps.
+    pub fn refreshes_by_qr(&self) -> bool {
+        match self.refresh_method {
+            RefreshMethod::Evd => false,
+            RefreshMethod::Qr => true,
+            // On a CPU an eigendecomposition is not slower.
+            RefreshMethod::Auto => {
+                let bounded = self.policy == Policy::Sandwich && self.tau >= LEAST_TAU_OF_QR;
+                let shampoo = self.preconditioner == PreconditionerName::Shampoo;
+                self.device.kind != Device::CPU_KIND && bounded && shampoo
+            }
+        }
+    }
+
     /// What a refresh by QR steps needs: a proven stop that it can reach.
     fn validate_qr(&self) -> Result<()> {
         if self.refresh_method != RefreshMethod::Qr {
@@ -377,12 +397,6 @@ impl Config {
                 "refresh_method = qr with tau = {}: so small a bound takes many steps; expected tau >= {LEAST_TAU_OF_QR}, or refresh_method = evd",
                 self.tau
             )));
-        }
-        if self.device.kind != Device::CPU_KIND {
-            return Err(Error::new(
-                Kind::Unsupported,
-                "refresh_method = qr works on the CPU so far; expected refresh_method = evd, or device = cpu",
-            ));
         }
         Ok(())
     }
@@ -424,7 +438,7 @@ impl Config {
             (self.epsilon_mode == EpsilonMode::Absolute, "epsilon_mode = absolute: its epsilon is Adam's"),
             (self.correction_period == 0, "correction_period = 0: it keeps no spectrum"),
             (
-                self.refresh_method == RefreshMethod::Evd,
+                self.refresh_method != RefreshMethod::Qr,
                 "refresh_method = evd: its own refreshes are by QR already",
             ),
             (self.keep_inverse_root, "keep_inverse_root = true: it has none anyway"),
@@ -581,7 +595,6 @@ mod tests {
             ("policy", "foam", "policy = sandwich"),
             ("policy", "stale", "policy = sandwich"),
             ("tau", "0.09", "tau >= 0.1"),
-            ("device", "cuda:0", "device = cpu"),
         ] {
             let mut config = qr.clone();
             config.set(key, value).unwrap();
@@ -589,6 +602,28 @@ mod tests {
             assert!(message.contains("refresh_method = qr") && message.contains(expected), "{message}");
         }
         assert!(qr.changed("tau", "0.05").unwrap_err().message.contains("tau"));
+    }
+
+    #[test]
+    fn the_automatic_refresh_is_by_qr_on_a_gpu_where_a_bound_ends_it() {
+        let auto = Config { refresh_method: RefreshMethod::Auto, ..Config::default() };
+        let by_qr = |options: &[(&str, &str)]| {
+            let mut config = auto.clone();
+            options.iter().for_each(|(key, value)| config.set(key, value).unwrap());
+            config.validate().unwrap();
+            config.refreshes_by_qr()
+        };
+        let gpu = ("device", "cuda:0");
+        assert!(by_qr(&[gpu]) && !by_qr(&[]));
+        assert!(!by_qr(&[gpu, ("tau", "0.05")]) && !by_qr(&[gpu, ("policy", "stale")]));
+        for preset in ["default", "reference", "paper", "soap"] {
+            let mut config = Config::preset(preset).unwrap();
+            config.set("device", "cuda:0").unwrap();
+            assert!(!config.refreshes_by_qr(), "{preset}");
+            config.refresh_method = RefreshMethod::Auto;
+            config.validate().unwrap();
+            assert_eq!(config.refreshes_by_qr(), preset == "default");
+        }
     }
 
     #[test]

@@ -161,3 +161,32 @@ fn qr_steps_take_statistics_of_zeros_diagonals_and_one_row() {
         }
     }
 }
+
+#[test]
+fn tracking_refreshes_unseen_while_most_checks_ask_for_it() {
+    let tau = 0.1;
+    let shape = [10i64, 8];
+    let options =
+        format!("refresh_method=qr qr_track=true tau={tau} check_period=1 beta2=0.5 merge_dims=false");
+    let mut model = Model::new("default", &options, &[Spec::new("w", &shape)]);
+    let mut params = [Tensor::f64(&shape, &Random::new(5).normals(80))];
+    let mut history = Vec::new();
+    for t in 1..=100 {
+        // Bases turn all the time, and then no more.
+        let own = if t <= 40 { t } else { 40 };
+        model.step(&mut params, &[gradient(10, 8, own)]);
+        for place in AXES {
+            let (info, gap) = (model.factor(place), model.exact_gap(place));
+            assert!(gap <= info.gap_bound + 1e-6 && info.gap_bound <= tau, "{gap} at {t}: {info:?}");
+            assert_eq!(info.checks, 1 + info.qr_tracked + info.proxy_calls, "unseen or sensed: {info:?}");
+        }
+        let info = model.factor(AXES[0]);
+        history.push((info.qr_tracked, info.proxy_calls, info.recent_refreshes));
+    }
+    let (then, still, end) = (history[39], history[79], history[99]);
+    println!("tracked, sensed, bits: {then:?} at 40, {still:?} at 80, {end:?} at 100");
+    assert!(then.0 >= 15 && then.1 >= 8, "{then:?}");
+    assert_eq!(then.2.count_ones(), 8, "every look found a refresh to be due: {then:?}");
+    assert_eq!((end.0, end.2), (still.0, 0), "nothing is tracked that does not move: {still:?}, {end:?}");
+    assert_eq!(model.stats().qr_tracked, model.factors().iter().map(|factor| factor.qr_tracked).sum::<u64>());
+}

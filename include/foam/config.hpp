@@ -183,6 +183,10 @@ template <class Self> class Options : public ConfigBase {
     FOAM_HPP_NUMBER(int64_t, statistics_period)
     /** Keep an inverse root for every axis, or apply basis and spectrum in every step: less state, more products. */
     FOAM_HPP_SWITCH(keep_inverse_root)
+    /** With QR steps: a factor most of whose recent checks asked for a refresh is refreshed at every check, unseen. */
+    FOAM_HPP_SWITCH(qr_track)
+    /** How the products of every step are rounded on a CUDA device; no effect on the CPU. */
+    FOAM_HPP_CHOICE(MatmulPrecision, matmul_precision)
 #undef FOAM_HPP_NUMBER
 #undef FOAM_HPP_SWITCH
 #undef FOAM_HPP_CHOICE

@@ -101,6 +101,13 @@ enum class Preconditioner : int32_t {
 enum class RefreshMethod : int32_t {
     evd = FOAM_REFRESH_EVD,
     qr = FOAM_REFRESH_QR,
+    automatic = FOAM_REFRESH_AUTO, /**< The option's text is "auto". */
+};
+
+/** How the products of every step are rounded on a CUDA device. */
+enum class MatmulPrecision : int32_t {
+    f32 = FOAM_MATMUL_F32,
+    tf32 = FOAM_MATMUL_TF32,
 };
 
 /** Where SOAP keeps its statistics. */
@@ -129,6 +136,7 @@ enum class Branch : int32_t {
     evd_threshold = FOAM_BRANCH_EVD_THRESHOLD,
     reuse_clipped = FOAM_BRANCH_REUSE_CLIPPED,
     reuse_same = FOAM_BRANCH_REUSE_SAME,
+    qr_short = FOAM_BRANCH_QR_SHORT,
 };
 
 /** Which matrix of a factor is read. */

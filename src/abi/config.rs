@@ -88,8 +88,15 @@ pub const FOAM_SCHEDULE_KAPPA: i32 = 3;
 /// A basis is refreshed by an eigendecomposition.
 pub const FOAM_REFRESH_EVD: i32 = 0;
 /// A basis is refreshed by steps Q <- qr(A Q) until the sandwich bound is at most `tau`, at most three of them; by an
-/// eigendecomposition only where they do not suffice (policy sandwich, tau >= 0.1, on the CPU).
+/// eigendecomposition only where they do not suffice (policy sandwich, tau >= 0.1).
 pub const FOAM_REFRESH_QR: i32 = 1;
+/// `FOAM_REFRESH_QR` on a GPU where the policy has a bound that says when to stop, else `FOAM_REFRESH_EVD`.
+pub const FOAM_REFRESH_AUTO: i32 = 2;
+
+/// Products of every step in the precision of their numbers.
+pub const FOAM_MATMUL_F32: i32 = 0;
+/// On a CUDA device operands in single precision are rounded to ten bits (TF32), sums are not.
+pub const FOAM_MATMUL_TF32: i32 = 1;
 
 /// No fault.
 pub const FOAM_FAULT_NONE: i32 = 0;
@@ -252,6 +259,10 @@ pub struct foam_config {
     /// Keep an inverse root for every axis (1), or apply basis and spectrum in every step (0): twice the products of a
     /// plain step, and a square less of state for every axis.
     pub keep_inverse_root: i32,
+    /// With QR steps: a factor most of whose recent checks asked for a refresh is refreshed at every check, unseen.
+    pub qr_track: i32,
+    /// `FOAM_MATMUL_*`: how the products of every step are rounded on a CUDA device. No effect on the CPU.
+    pub matmul_precision: i32,
     /// Must be 0.
     pub reserved2: i32,
 }
@@ -322,6 +333,8 @@ unsafe impl AbiStruct for foam_config {
         correction_period,
         statistics_period,
         keep_inverse_root,
+        qr_track,
+        matmul_precision,
         reserved2
     });
 
@@ -394,6 +407,8 @@ fn from_config(config: &Config) -> foam_config {
         correction_period: config.correction_period,
         statistics_period: config.statistics_period,
         keep_inverse_root: config.keep_inverse_root.into(),
+        qr_track: config.qr_track.into(),
+        matmul_precision: config.matmul_precision.number(),
         reserved2: 0,
     }
 }
@@ -471,6 +486,8 @@ pub(super) fn to_config(raw: &foam_config) -> Result<Config> {
         statistics_period: raw.statistics_period,
         keep_inverse_root: switch("keep_inverse_root", raw.keep_inverse_root)?,
         refresh_method: choice("refresh_method", raw.refresh_method)?,
+        qr_track: switch("qr_track", raw.qr_track)?,
+        matmul_precision: choice("matmul_precision", raw.matmul_precision)?,
     })
 }
 

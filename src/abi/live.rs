@@ -11,7 +11,7 @@ use libc::c_char;
 /// `foam_config_set`. Live are lr, weight_decay, decoupled_weight_decay, the dampings (epsilon, epsilon_left,
 /// epsilon_right, epsilon_max), tau, residual_threshold, check_period, grafting_epsilon, nonfinite,
 /// negative_eigenvalues, noise_floor, nesterov, ema_momentum, nadam, inject_fault, inject_fault_step,
-/// refresh_schedule, refresh_method, front_period, front_steps, refresh_growth and kappa_threshold, and as long as they
+/// refresh_schedule, refresh_method, qr_track, front_period, front_steps, refresh_growth and kappa_threshold, and as long as they
 /// switch nothing on or off also beta1, beta2, grafting_beta2, momentum and correction_period. The others shape the state and are
 /// refused by name with the reason.
 ///

@@ -83,12 +83,12 @@ unsafe impl AbiStruct for foam_stack {
 /// The clock of every block, u32[count, 4]: its steps as a 64-bit whole number, the weight of its statistics
 /// as a double.
 pub const FOAM_STACK_CLOCK: i32 = 0;
-/// The record of every factor, u32[count, ndim, 68]: twelve doubles (epsilon, proxy, max_proxy, relative_change, alpha,
-/// gap_bound, residual, noise_floor, eigenvalue_min, eigenvalue_max, kappa, orthogonality), then 22 64-bit whole numbers
+/// The record of every factor, u32[count, ndim, 72]: twelve doubles (epsilon, proxy, max_proxy, relative_change, alpha,
+/// gap_bound, residual, noise_floor, eigenvalue_min, eigenvalue_max, kappa, orthogonality), then 24 64-bit whole numbers
 /// (last_branch, 1 once there is a basis, last_refresh, last_check, checks, evd_calls, reuse_calls,
 /// proxy_calls, epsilon_updates, cap_refreshes, residual_calls, failed_evds, fallback_double, fallback_svd,
 /// fallback_stale, bound_exceeded, bound_average, bound_spectral, bound_sandwich, qr_steps, qr_refreshes,
-/// qr_fallbacks), as in `foam_factor_info`.
+/// qr_fallbacks, qr_tracked, recent_refreshes), as in `foam_factor_info`.
 pub const FOAM_STACK_RECORD: i32 = 1;
 /// Statistics of an axis; the lower triangle of their transpose counts.
 pub const FOAM_STACK_STATISTIC: i32 = 2;

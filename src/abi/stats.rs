@@ -90,6 +90,8 @@ pub struct foam_stats_info {
     pub qr_fallbacks: u64,
     /// What keeps the configuration from working: `FOAM_FINDING_*` bits, see `foam_diagnosis`.
     pub findings: u64,
+    /// Checks that refreshed by QR steps without looking at the basis first (`qr_track`).
+    pub qr_tracked: u64,
 }
 
 // SAFETY: plain data, first field `struct_size`, every bit pattern valid.
@@ -137,7 +139,8 @@ unsafe impl AbiStruct for foam_stats_info {
         qr_steps,
         qr_refreshes,
         qr_fallbacks,
-        findings
+        findings,
+        qr_tracked
     });
 
     fn defaults() -> Self {
@@ -165,6 +168,8 @@ pub const FOAM_BRANCH_EVD_THRESHOLD: i32 = 7;
 pub const FOAM_BRANCH_REUSE_CLIPPED: i32 = 8;
 /// Reuse; nothing changed.
 pub const FOAM_BRANCH_REUSE_SAME: i32 = 9;
+/// QR steps on a CUDA device that did not bring the bound to `tau`: the next check decomposes.
+pub const FOAM_BRANCH_QR_SHORT: i32 = 10;
 
 /// Statistics of one Kronecker factor. Values that do not exist yet are NaN.
 #[repr(C)]
@@ -253,6 +258,11 @@ pub struct foam_factor_info {
     pub qr_fallbacks: u64,
     /// What is wrong with the factor: `FOAM_FINDING_*` bits. It is judged from its twentieth check on.
     pub findings: u64,
+    /// Checks that refreshed by QR steps without looking at the basis first (`qr_track`).
+    pub qr_tracked: u64,
+    /// Which of the last eight checks that looked at the basis asked for a refresh (policy `sandwich`): a bit each, the
+    /// newest lowest.
+    pub recent_refreshes: u64,
 }
 
 // SAFETY: plain data, first field `struct_size`, every bit pattern valid.
@@ -300,7 +310,9 @@ unsafe impl AbiStruct for foam_factor_info {
         qr_steps,
         qr_refreshes,
         qr_fallbacks,
-        findings
+        findings,
+        qr_tracked,
+        recent_refreshes
     });
 
     fn defaults() -> Self {

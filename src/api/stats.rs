@@ -72,6 +72,8 @@ pub struct Counters {
     pub qr_refreshes: u64,
     /// Refreshes by an eigendecomposition because such steps did not suffice.
     pub qr_fallbacks: u64,
+    /// Checks that refreshed by QR steps without looking at the basis first (`qr_track`).
+    pub qr_tracked: u64,
 }
 
 impl Counters {
@@ -100,6 +102,7 @@ impl Counters {
             qr_steps: counters.qr_steps as u64,
             qr_refreshes: counters.qr_refreshes as u64,
             qr_fallbacks: counters.qr_fallbacks as u64,
+            qr_tracked: counters.qr_tracked as u64,
         }
     }
 }
@@ -198,7 +201,7 @@ pub struct FactorStats {
 
 impl Branch {
     /// Every branch, in the order of its number.
-    const ALL: [Branch; 10] = [
+    const ALL: [Branch; 11] = [
         Branch::None,
         Branch::EvdFirst,
         Branch::EvdStale,
@@ -209,6 +212,7 @@ impl Branch {
         Branch::EvdThreshold,
         Branch::ReuseClipped,
         Branch::ReuseSame,
+        Branch::QrShort,
     ];
 
     fn of(number: i64) -> Branch {
@@ -228,10 +232,11 @@ impl Branch {
             Branch::EvdThreshold => "evd_threshold",
             Branch::ReuseClipped => "reuse_clipped",
             Branch::ReuseSame => "reuse_same",
+            Branch::QrShort => "qr_short",
         }
     }
 
-    /// Whether it was an eigendecomposition.
+    /// Whether it was an eigendecomposition (or QR steps that served in its place).
     pub fn is_refresh(self) -> bool {
         matches!(self, Branch::EvdFirst | Branch::EvdStale | Branch::EvdCap | Branch::EvdThreshold)
     }

@@ -112,6 +112,18 @@ pub enum RefreshMethod {
     Evd = 0,
     /// By steps Q ← qr(A·Q) until the sandwich bound is at most τ; an eigendecomposition only where they do not suffice.
     Qr = 1,
+    /// `qr` on a GPU where a bound says when to stop, else `evd`.
+    Auto = 2,
+}
+
+/// How the products of every step are rounded on a GPU.
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MatmulPrecision {
+    /// As the numbers are.
+    F32 = 0,
+    /// Operands in single precision are rounded to ten bits, sums are not.
+    Tf32 = 1,
 }
 
 /// What a step does with a gradient that is not finite.
@@ -227,7 +239,8 @@ choice!(SoapForm { "exact" => Exact, "in_basis" => InBasis });
 choice!(RefreshSchedule {
     "fixed" => Fixed, "front_loaded" => FrontLoaded, "geometric" => Geometric, "kappa" => Kappa,
 });
-choice!(RefreshMethod { "evd" => Evd, "qr" => Qr });
+choice!(RefreshMethod { "evd" => Evd, "qr" => Qr, "auto" => Auto });
+choice!(MatmulPrecision { "f32" => F32, "tf32" => Tf32 });
 choice!(Nonfinite { "error" => Error, "skip" => Skip });
 choice!(NegativeEigenvalues { "shift" => Shift, "clamp" => Clamp });
 choice!(InjectFault {

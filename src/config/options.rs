@@ -189,6 +189,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         Fixed("the weight of the statistics in use is counted by it")
     ),
     flag!(keep_inverse_root, BUFFERS),
+    flag!(qr_track, Live),
+    named!(matmul_precision, MatmulPrecision, Fixed("the device was made for it")),
 ];
 
 pub(super) fn find(key: &str) -> Result<&'static OptionSpec> {

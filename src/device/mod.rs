@@ -205,13 +205,22 @@ pub struct RefreshOrder {
     pub has_basis: bool,
     /// SOAP with its statistic in the basis: make the new basis orthonormal to the last digits.
     pub polish: bool,
-    /// Refresh by QR steps, until the sandwich bound is at most this; by an eigendecomposition if they do not suffice.
-    pub qr: Option<f64>,
+    /// Refresh by QR steps; by an eigendecomposition if they do not suffice.
+    pub qr: Option<QrSteps>,
     /// The chosen precision failed at the last check: begin with double precision. Only for devices that do not
     /// climb the whole ladder in one check.
     pub doubled: bool,
     /// A fault made on purpose.
     pub fault: InjectFault,
+}
+
+/// A refresh by steps Q ← qr(A·Q).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QrSteps {
+    /// τ: steps are taken until the sandwich bound is at most this.
+    pub target: f64,
+    /// How many are put on the queue of a device that is not synchronous, where nobody looks in between.
+    pub blind: i32,
 }
 
 /// Which path gave the basis.
@@ -226,6 +235,8 @@ pub enum Rung {
     Svd = 2,
     /// None: the stale basis was kept (or, with no basis, the statistic's diagonal was taken).
     Stale = 3,
+    /// QR steps that did not suffice, on a device that is not synchronous: the next check decomposes.
+    Short = 4,
 }
 
 /// What a refresh found.

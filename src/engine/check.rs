@@ -4,8 +4,10 @@
 use super::Engine;
 use super::rules::Rules;
 use super::stats::Verb;
-use crate::config::{NegativeEigenvalues, RefreshMethod};
-use crate::device::{Certificate, Pending, RedampOrder, RefreshOrder, Refreshed, Rung, Search, SenseOrder};
+use crate::config::NegativeEigenvalues;
+use crate::device::{
+    Certificate, Pending, QrSteps, RedampOrder, RefreshOrder, Refreshed, Rung, Search, SenseOrder,
+};
 use crate::error::Result;
 use crate::memory::reserved;
 use crate::preconditioner::damping::Damping;
@@ -171,11 +173,19 @@ impl Engine {
             // A device that climbs one rung per check goes on where the last check failed.
             let again = self.plan.preconditioner.decomposes_again(&self.records[factor]);
             let doubled = !self.device.is_synchronous() && again;
-            let order = RefreshOrder { doubled, ..self.refresh_order(factor) };
-            undecided[factor] = !doubled;
-            if self.count_check(factor) || doubled {
+            // QR steps that did not suffice there are made up for by an eigendecomposition now.
+            let short = self.records[factor].is_short();
+            let mut order = RefreshOrder { doubled, ..self.refresh_order(factor) };
+            if doubled || short {
+                order.qr = None;
+            }
+            let unseen = self.count_check(factor);
+            undecided[factor] = !(unseen || doubled || short);
+            if !undecided[factor] {
                 refresh.push(order);
-                undecided[factor] = false;
+            }
+            if short && !unseen {
+                self.records[factor].counters.branch = Branch::EvdThreshold as i64;
             }
         }
         for (order, sensed) in lists.sense.iter().zip(sensed) {
@@ -224,7 +234,8 @@ impl Engine {
 
     /// Whether a due factor is measured before it is decided about, by a policy that measures.
     fn is_sensed(&self, factor: usize) -> bool {
-        self.records[factor].has_basis() && !cadence::is_forced(&self.config, self.step_of(factor))
+        let forced = cadence::is_forced(&self.config, self.step_of(factor));
+        self.records[factor].has_basis() && !forced && !self.is_tracked(factor)
     }
 
     /// Counts the check; says whether it is a refresh that nothing has to be sensed for.
@@ -232,7 +243,9 @@ impl Engine {
         let t = self.step_of(factor) as i64;
         let senses = self.plan.preconditioner.senses(&self.config);
         let sensed = senses && self.is_sensed(factor);
+        let tracked = senses && self.records[factor].has_basis() && self.is_tracked(factor);
         let record = &mut self.records[factor];
+        record.counters.qr_tracked += i64::from(tracked);
         let first = senses && !record.has_basis();
         record.counters.checks += 1;
         record.counters.last_check = t;
@@ -271,10 +284,23 @@ impl Engine {
             shift: self.config.negative_eigenvalues == NegativeEigenvalues::Shift,
             has_basis: self.records[factor].has_basis(),
             polish: soap::polishes(&self.records[factor]),
-            qr: (self.config.refresh_method == RefreshMethod::Qr).then_some(self.config.tau),
+            qr: self.qr_steps(factor),
             doubled: false,
             fault: self.fault(),
         }
+    }
+
+    /// How a factor is refreshed by QR steps, if it is.
+    fn qr_steps(&self, factor: usize) -> Option<QrSteps> {
+        let target = self.config.tau;
+        let blind = policy::blind_steps(target, self.records[factor].has_basis());
+        self.config.refreshes_by_qr().then_some(QrSteps { target, blind })
+    }
+
+    /// Whether a factor is refreshed by QR steps without being looked at first.
+    fn is_tracked(&self, factor: usize) -> bool {
+        let on = self.config.qr_track && self.config.refreshes_by_qr();
+        on && policy::tracks(&self.records[factor])
     }
 
     /// The share of a factor's statistic that can have been lost since its last refresh.
@@ -317,11 +343,13 @@ impl Engine {
     /// is certain.
     fn expect(&mut self, order: &RefreshOrder, pending: &mut Vec<Pending>) -> RedampOrder {
         let factor = order.factor;
-        let with = |rung| Refreshed { rung, ..Refreshed::default() };
+        let with = |rung| Refreshed { rung, by_qr: order.qr.is_some(), ..Refreshed::default() };
         let narrow = self.plan.param_of(factor).statistic == Precision::F32;
         let rung = if order.doubled && narrow { Rung::Double } else { Rung::Chosen };
         let success = self.outcome(order, &with(rung));
-        let failure = self.outcome(order, &with(Rung::Stale));
+        let failed = if order.qr.is_some() { Rung::Short } else { Rung::Stale };
+        let failure = Refreshed { by_qr: false, bound: f64::INFINITY, ..with(failed) };
+        let failure = self.outcome(order, &failure);
         pending.push(Pending { factor, success, failure });
         let counters = &mut self.records[factor].counters;
         counters.has_basis = 1;
@@ -339,9 +367,10 @@ impl Engine {
         let factor = order.factor;
         let mut record = self.records[factor];
         let (gauges, counters) = (&mut record.gauges, &mut record.counters);
-        counters.failed_evds += i64::from(refreshed.rung != Rung::Chosen);
+        counters.failed_evds += i64::from(!matches!(refreshed.rung, Rung::Chosen | Rung::Short));
         match refreshed.rung {
             Rung::Chosen => {}
+            Rung::Short => counters.branch = Branch::QrShort as i64,
             Rung::Double => counters.fallback_double += 1,
             Rung::Svd => counters.fallback_svd += 1,
             Rung::Stale => counters.fallback_stale += 1,
@@ -354,7 +383,8 @@ impl Engine {
         if given_up && order.has_basis && refreshed.qr_steps == 0 {
             counters.reuse_calls += 1;
         } else {
-            counters.evd_calls += i64::from(!given_up && !refreshed.by_qr);
+            let decomposed = !given_up && !refreshed.by_qr && refreshed.rung != Rung::Short;
+            counters.evd_calls += i64::from(decomposed);
             counters.qr_refreshes += i64::from(refreshed.by_qr);
             gauges.orthogonality = refreshed.orthogonality;
             counters.last_refresh = self.step_of(factor) as i64;

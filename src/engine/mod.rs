@@ -20,7 +20,7 @@ pub mod together;
 pub use handle::{Optimizer, Outcome, StepOptions, Tensors};
 pub use rules::Clock;
 
-use crate::config::{Config, Device as Place, InjectFault};
+use crate::config::{Config, Device as Place, InjectFault, MatmulPrecision};
 use crate::device::cpu::Cpu;
 use crate::device::gpu::Gpu;
 use crate::device::{Device, INFO_IDLE, INFO_NOT_FINITE, Inspection, Readback};
@@ -82,7 +82,9 @@ impl Engine {
                 boxed(Cpu::new(plan.clone(), threads, keeps_diagonals, allocator)?, "the device")?
             }
             Place::CUDA_KIND => {
-                boxed(Gpu::new(plan.clone(), config.device.id, keeps_diagonals, allocator)?, "the device")?
+                let tf32 = config.matmul_precision == MatmulPrecision::Tf32;
+                let made = Gpu::new(plan.clone(), config.device.id, keeps_diagonals, tf32, allocator)?;
+                boxed(made, "the device")?
             }
             _ => return Err(config.device.unknown()),
         };

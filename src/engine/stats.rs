@@ -75,6 +75,7 @@ impl Optimizer {
             sum.qr_steps += c.qr_steps;
             sum.qr_refreshes += c.qr_refreshes;
             sum.qr_fallbacks += c.qr_fallbacks;
+            sum.qr_tracked += c.qr_tracked;
         }
         Summary {
             totals: self.engine.totals,

@@ -164,6 +164,8 @@ pub enum Branch {
     ReuseClipped = 8,
     /// Reuse; nothing changed.
     ReuseSame = 9,
+    /// QR steps that did not bring the bound to τ: the next check decomposes.
+    QrShort = 10,
 }
 
 /// A part of a factor's record: plain numbers of one type, and the table of their names, which checkpoints use.
@@ -262,6 +264,10 @@ part! {
         qr_refreshes,
         /// Refreshes by an eigendecomposition because such steps did not suffice.
         qr_fallbacks,
+        /// Checks that refreshed by such steps without looking at the basis first.
+        qr_tracked,
+        /// Which of the last eight checks that looked at the basis asked for a refresh: a bit each, the newest lowest.
+        recent_refreshes,
     }
 }
 
@@ -312,7 +318,7 @@ impl FactorRecord {
             }
         }
         let Counters { has_basis, branch, .. } = self.counters;
-        let last = Branch::ReuseSame as i64;
+        let last = Branch::QrShort as i64;
         (has_basis > 1 || branch > last).then(|| {
             format!("has_basis = {has_basis}, branch = {branch}: expected 0 or 1, and at most {last}")
         })
@@ -321,6 +327,11 @@ impl FactorRecord {
     /// Whether there is a basis.
     pub fn has_basis(&self) -> bool {
         self.counters.has_basis != 0
+    }
+
+    /// Whether the QR steps of the last check did not suffice.
+    pub fn is_short(&self) -> bool {
+        self.counters.branch == Branch::QrShort as i64
     }
 
     /// Whether the last check asked for a refresh that did not succeed: the next one begins with double precision.

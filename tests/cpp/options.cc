@@ -83,6 +83,8 @@ static void every_option_by_type() {
     OPTION(correction_period, 7, "7");
     OPTION(statistics_period, 3, "3");
     OPTION(keep_inverse_root, false, "false");
+    OPTION(qr_track, true, "true");
+    OPTION(matmul_precision, foam::MatmulPrecision::tf32, "tf32");
     option(seen, "device", "cuda:2", [](foam::Config &config) {
         config.device(foam::DeviceType::cuda, 2);
         EXPECT(config.device().device_type == FOAM_DEVICE_CUDA && config.device().device_id == 2);
@@ -114,6 +116,7 @@ static void every_choice_by_name() {
     CHOICE(grafting, Grafting, rmsprop);
     CHOICE(grafting, Grafting, adam);
     SAME(foam::Config("reference").statistic_dtype(foam::StatisticDtype::automatic).get("statistic_dtype"), "auto");
+    SAME(foam::Config("reference").refresh_method(foam::RefreshMethod::automatic).get("refresh_method"), "auto");
     CHOICE(statistic_dtype, StatisticDtype, f32);
     CHOICE(statistic_dtype, StatisticDtype, f64);
     CHOICE(nonfinite, Nonfinite, error);
@@ -130,6 +133,8 @@ static void every_choice_by_name() {
     CHOICE(preconditioner, Preconditioner, soap);
     CHOICE(refresh_method, RefreshMethod, evd);
     CHOICE(refresh_method, RefreshMethod, qr);
+    CHOICE(matmul_precision, MatmulPrecision, f32);
+    CHOICE(matmul_precision, MatmulPrecision, tf32);
     CHOICE(soap_form, SoapForm, exact);
     CHOICE(soap_form, SoapForm, in_basis);
     CHOICE(refresh_schedule, RefreshSchedule, fixed);

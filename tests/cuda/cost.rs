@@ -413,6 +413,45 @@ fn a_step_that_leaves_the_statistics_alone_has_no_products_for_them() {
     });
 }
 
+/// With policy sandwich: a check that only senses; one that is a refresh, unseen, by an eigendecomposition; and one by a
+/// QR step.
+fn costs_of_the_sandwich(specs: &[Spec]) -> [Cost; 3] {
+    let eighth = |options: &str| {
+        let trainer = Trainer::new(specs, &format!("merge_dims=false policy=sandwich {options}"));
+        (0..7).for_each(|_| {
+            trainer.step();
+        });
+        trainer.step()
+    };
+    // Corrections make the checks of the schedule refreshes that nothing is sensed for.
+    [
+        eighth("tau=1e6"),
+        eighth("tau=0.5 correction_period=1000"),
+        eighth("tau=0.5 correction_period=1000 refresh_method=qr"),
+    ]
+}
+
+#[test]
+fn a_refresh_by_qr_steps_costs_the_same_for_one_block_and_for_ten() {
+    simulated_with(&["eager"], &[], || {
+        println!();
+        let [sensing, decomposing, stepping] = costs_of_the_sandwich(&equal(1, &[3, 13]));
+        let ten = costs_of_the_sandwich(&equal(10, &[3, 13]));
+        assert_eq!((sensing, stepping), (ten[0], ten[2]));
+        for (name, c) in [
+            ("check, reuse", sensing),
+            ("check, refresh by an eigendecomposition, unseen", decomposing),
+            ("check, refresh by one QR step, unseen", stepping),
+        ] {
+            println!(
+                "| {name} | {} | {} | {} | {} | {} | {} |",
+                c.kernels, c.products, c.solvers, c.waits, c.allocations, c.copies
+            );
+            assert_eq!((c.waits, c.allocations), (1, 0), "{name}");
+        }
+    });
+}
+
 /// A plain step of SOAP, a check that only measures, and one that refreshes.
 fn costs_of_soap(specs: &[Spec], options: &str) -> [Cost; 3] {
     let trainer =

@@ -40,9 +40,14 @@ const ENTRIES: &[(&str, i32)] = &[
     ("cublasSetWorkspace_v2", 7),
     ("cublasSgemmStridedBatched", 13),
     ("cublasSsyrk_v2", 13),
+    ("cublasGemmStridedBatchedEx", 13),
+    ("cublasStrsmBatched", 13),
+    ("cublasDtrsmBatched", 13),
     ("cusolverDnCreate", 1),
     ("cusolverDnSetStream", 1),
     ("cusolverDnCreateParams", 2),
+    ("cusolverDnSpotrfBatched", 7),
+    ("cusolverDnDpotrfBatched", 7),
     ("cusolverDnXsyevd_bufferSize", 3),
     ("cusolverDnXsyevd", 7),
     ("cusolverDnXsyevBatched_bufferSize", 3),
@@ -171,6 +176,8 @@ fn a_fault_in_a_plain_step_changes_nothing_or_says_what_is_lost() {
         let tallies = sweep(bed, 5);
         print("plain step", &tallies);
         assert!(tallies["cuLaunchKernel"].lost > 0 && tallies["cuLaunchKernel"].unchanged > 0);
+        let fast = || bed_of("reference", &format!("{OPTIONS} merge_dims=false matmul_precision=tf32"));
+        assert!(sweep(fast, 5)["cublasGemmStridedBatchedEx"].lost > 0);
     });
 }
 
@@ -209,6 +216,24 @@ fn a_fault_in_a_step_of_soap_changes_nothing_or_says_what_is_lost() {
                 // A solver that fails costs no step: the stale basis stays.
                 assert!(tallies[name].lost == 0 && tallies[name].absorbed > 0, "{name}");
             }
+        }
+    });
+}
+
+#[test]
+fn a_fault_in_a_refresh_by_qr_steps_changes_nothing_or_says_what_is_lost() {
+    const QR: &str = "device=cuda:0 check_period=4 beta2=0.5 refresh_method=qr tau=0.5 merge_dims=false";
+    simulated_with(&["eager"], &[("CUDASIM_QUIET", "1")], || {
+        // The first bases, and a check that senses them first.
+        for (t, dtype, solver, product) in [
+            (7, "f32", "cusolverDnSpotrfBatched", "cublasStrsmBatched"),
+            (3, "f64", "cusolverDnDpotrfBatched", "cublasDtrsmBatched"),
+        ] {
+            let tallies = sweep(|| bed_of("default", &format!("{QR} statistic_dtype={dtype}")), t);
+            print(&format!("QR steps in {dtype}, step {t}"), &tallies);
+            // A factorization that fails costs no step: the next check decomposes.
+            assert!(tallies[solver].lost == 0 && tallies[solver].absorbed > 0, "{solver}");
+            assert!(tallies[product].lost > 0, "{product}");
         }
     });
 }

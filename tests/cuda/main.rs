@@ -38,6 +38,8 @@ mod faults;
 mod graph;
 mod parity;
 mod probe;
+mod products;
+mod qr;
 mod ranks;
 mod sharing;
 mod simulator;

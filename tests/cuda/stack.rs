@@ -233,7 +233,7 @@ fn race_of(preset: &str, options: &str, dims: &[i64], blocks: usize, steps: usiz
     let Some(place) = place else { return };
     let mut bytes = vec![0; calls.state[place].1.bytes().len()];
     calls.gpu.get(place, &mut bytes);
-    for (number, (record, factor)) in bytes.chunks_exact(272).zip(model.factors()).enumerate() {
+    for (number, (record, factor)) in bytes.chunks_exact(288).zip(model.factors()).enumerate() {
         let (gauges, counters): (Vec<f64>, Vec<i64>) = (words(&record[..96]), words(&record[96..]));
         let statistics = [
             factor.epsilon,
@@ -271,6 +271,7 @@ fn every_policy_and_option_agrees() {
             "diagonal_residual",
             "foam_certified",
             "sandwich",
+            "sandwich refresh_method=qr tau=0.2",
             "stale correction_period=2 refresh_schedule=geometric",
             "foam statistics_period=3",
             "sandwich keep_inverse_root=false",

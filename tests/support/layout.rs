@@ -128,6 +128,8 @@ layout!(
         correction_period,
         statistics_period,
         keep_inverse_root,
+        qr_track,
+        matmul_precision,
         reserved2,
     }
 );
@@ -208,6 +210,7 @@ layout!(
         qr_refreshes,
         qr_fallbacks,
         findings,
+        qr_tracked,
     }
 );
 layout!(
@@ -254,6 +257,8 @@ layout!(
         qr_refreshes,
         qr_fallbacks,
         findings,
+        qr_tracked,
+        recent_refreshes,
     }
 );
 layout!(stack, foam_stack { struct_size, flags, shape, ndim, dtype, count, weight_decay_scale, root });

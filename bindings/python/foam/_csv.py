@@ -57,6 +57,7 @@ COLUMNS = (
     "qr_steps",
     "qr_refreshes",
     "qr_fallbacks",
+    "qr_tracked",
     "findings",
     # Of the whole group, the same in all its rows.
     "group",

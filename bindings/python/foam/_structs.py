@@ -94,6 +94,7 @@ BRANCHES = (
     "evd_threshold",
     "reuse_clipped",
     "reuse_same",
+    "qr_short",
 )
 
 #: ``FOAM_FINDING_*`` by the number of the bit: what keeps a configuration from working.
@@ -217,7 +218,7 @@ class Config(ctypes.Structure):
         + [(name, c_int64) for name in ("max_precond_dim", "front_period", "front_steps")]
         + [(name, c_double) for name in ("refresh_growth", "kappa_threshold")]
         + [(name, c_int64) for name in ("correction_period", "statistics_period")]
-        + [(name, c_int32) for name in ("keep_inverse_root", "reserved2")]
+        + [(name, c_int32) for name in ("keep_inverse_root", "qr_track", "matmul_precision", "reserved2")]
     )
 
 
@@ -300,7 +301,7 @@ class StatsInfo(ctypes.Structure):
             (name, c_uint64)
             for name in ("collectives", "bytes_sent", "bytes_received", "plain_steps")
         ]
-        + [(name, c_uint64) for name in ("qr_steps", "qr_refreshes", "qr_fallbacks", "findings")]
+        + [(name, c_uint64) for name in ("qr_steps", "qr_refreshes", "qr_fallbacks", "findings", "qr_tracked")]
     )
 
 
@@ -351,7 +352,7 @@ class FactorInfo(ctypes.Structure):
         ]
         + [("kappa", c_double), ("orthogonality", c_double)]
         + [(name, c_uint64) for name in ("qr_steps", "qr_refreshes", "qr_fallbacks")]
-        + [("findings", c_uint64)]
+        + [(name, c_uint64) for name in ("findings", "qr_tracked", "recent_refreshes")]
     )
 
 

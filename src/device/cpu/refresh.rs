@@ -53,8 +53,8 @@ fn refresh_factor<S: Real>(
         )
     };
     let mut tried = Refreshed::default();
-    if let Some(target) = order.qr {
-        tried = iterate::<S>(shared, rules, order, target, scratch);
+    if let Some(steps) = order.qr {
+        tried = iterate::<S>(shared, rules, order, steps.target, scratch);
         if tried.by_qr {
             return tried;
         }

@@ -3,10 +3,11 @@
 
 use super::Gpu;
 use super::cuda::driver::{self, ALIGNMENT, Grid};
-use super::cuda::linear::{Batch, Operand, Shape};
+use super::cuda::linear::{Batch, Operand, Pointers, Shape, Side};
 use super::kernels::index;
 use super::layout::{MOST_BLOCKS, Scratch};
-use super::step::{launch, wide};
+use super::qr;
+use super::step::{each, launch, wide};
 use super::tables::{Choice, Drift, Renewal, THREADS, Task, task};
 use crate::config::InjectFault;
 use crate::device::{Pending, RedampOrder, RefreshOrder, SenseOrder};
@@ -143,11 +144,6 @@ impl Gpu {
         factors
     }
 
-    /// Whether gaps are bounded at checks.
-    pub(super) fn certifies(&self) -> bool {
-        self.plan.factors.iter().any(|factor| factor.fresh_spectrum.is_some())
-    }
-
     /// Bytes that the solver needs on the device and on the host, whatever part of the plan is refreshed, on whatever
     /// path: groups of any size, single factors, and these in double precision.
     pub(super) fn solver_needs(&self) -> Result<(usize, usize)> {
@@ -158,9 +154,6 @@ impl Gpu {
             for asked in [own, lone, Batch { precision: Precision::F64, ..lone }] {
                 let (bytes, host) = self.linear.needs(&asked)?;
                 most = (most.0.max(bytes), most.1.max(host));
-            }
-            if self.certifies() {
-                most.0 = most.0.max(self.linear.needs_inverse(&own)?);
             }
             if !self.plan.preconditioner.has_roots() {
                 most.0 = most.0.max(self.linear.needs_factor(&own)?);
@@ -230,6 +223,7 @@ pub(super) fn sense(gpu: &mut Gpu, rules: &Rules, orders: &[SenseOrder]) -> Resu
                 most_ratio: most.ratio,
                 target: target.unwrap_or(0.0),
                 kept: order.certificate.map_or(0.0, |certificate| certificate.kept),
+                orthogonality: order.certificate.map_or(0.0, |certificate| certificate.orthogonality),
                 flags: keep | if order.search.is_some() { task::SEARCH } else { 0 },
                 report: drifts + (number * size_of::<Drift>()) as u64,
                 ..gpu.task(order.factor, Some(rules))
@@ -243,7 +237,9 @@ pub(super) fn sense(gpu: &mut Gpu, rules: &Rules, orders: &[SenseOrder]) -> Resu
     for group in gpu.groups(&factors, |_| None) {
         let tasks = first_task(list, &group);
         if certifies {
-            certify(gpu, &group, tasks)?;
+            let scratch = rotate(gpu, &group, tasks)?;
+            point(gpu, &group, &scratch)?;
+            certify(gpu, &group, tasks, &scratch)?;
         } else {
             drift(gpu, &group, tasks)?;
         }
@@ -252,7 +248,7 @@ pub(super) fn sense(gpu: &mut Gpu, rules: &Rules, orders: &[SenseOrder]) -> Resu
 }
 
 /// The first matrices of a group become H = QᵀLQ.
-fn rotate(gpu: &Gpu, group: &Group, tasks: u64) -> Result<Scratch> {
+pub(super) fn rotate(gpu: &Gpu, group: &Group, tasks: u64) -> Result<Scratch> {
     let scratch = gpu.scratch(&Group { solver: group.statistic, ..group.clone() });
     let (s, n, none) = (index(group.statistic), group.n as u32, 0u64);
     let [a, q, t, _] = scratch.matrices;
@@ -269,17 +265,44 @@ fn drift(gpu: &Gpu, group: &Group, tasks: u64) -> Result<()> {
     launch!(gpu.kernels.drift[s], by_factor(group), gpu.stream, tasks, n, h, scratch.weights)
 }
 
-/// Bounds the gaps of a group: by the cheap rules, then by the sandwich where those do not serve.
-fn certify(gpu: &mut Gpu, group: &Group, tasks: u64) -> Result<()> {
-    let scratch = rotate(gpu, group, tasks)?;
-    let (s, n, count) = (index(group.statistic), group.n as u32, group.tasks.len());
-    let [m, big, ..] = scratch.matrices;
+/// Lists of pointers to the matrices of a group, which the batched solvers take.
+pub(super) fn point(gpu: &Gpu, group: &Group, scratch: &Scratch) -> Result<()> {
+    let ([a, b, c, d], count) = (scratch.matrices, group.tasks.len() as u32);
+    let (lists, bytes) = (scratch.pointers, (group.n * group.n * group.statistic.size()) as u64);
+    launch!(gpu.kernels.point, each(group.tasks.len()), gpu.stream, lists, a, b, c, d, bytes, count)
+}
+
+/// The first matrices of a group are H: bounds its gaps by the cheap rules, then by the sandwich where those do not
+/// serve. The second and the last ones are used.
+pub(super) fn certify(gpu: &mut Gpu, group: &Group, tasks: u64, scratch: &Scratch) -> Result<()> {
+    let (s, n) = (index(group.statistic), group.n as u32);
+    let [m, big, _, inverse] = scratch.matrices;
     let (per_factor, stream, weights) = (by_factor(group), gpu.stream, scratch.weights);
-    launch!(gpu.kernels.certify[s], per_factor, stream, tasks, n, m, big, weights)?;
-    driver::fill(scratch.infos, 0xff, count * 4, stream)?;
-    let batch = Batch { precision: group.statistic, ..batch(&scratch, group) };
-    gpu.linear.invert(&batch)?;
-    launch!(gpu.kernels.enclose[s], per_factor, stream, tasks, n, m, big, scratch.infos, weights)
+    launch!(gpu.kernels.certify[s], per_factor, stream, tasks, n, m, big, inverse, weights)?;
+    // N = L Lᵀ, and N⁻¹ = L⁻ᵀL⁻¹.
+    let infos = scratch.infos;
+    factorize(gpu, group, scratch, 1, infos)?;
+    gpu.linear.solve_lower(&pointers(group, scratch, 1), scratch.list(3, group.tasks.len()), Side::Left)?;
+    multiply(gpu, group, group.statistic, (inverse, true), (inverse, false), big)?;
+    launch!(gpu.kernels.enclose[s], per_factor, stream, tasks, n, m, big, infos, weights)
+}
+
+/// The matrices of a group with number `which`, for the batched solvers.
+pub(super) fn pointers(group: &Group, scratch: &Scratch, which: usize) -> Pointers {
+    let count = group.tasks.len();
+    Pointers { list: scratch.list(which, count), n: group.n, count, precision: group.statistic }
+}
+
+/// Cholesky's factors of the matrices with number `which`, in their lower triangles; what the solver says goes to
+/// `infos`. A solver that fails costs no step: it has not succeeded with any.
+pub(super) fn factorize(gpu: &Gpu, group: &Group, scratch: &Scratch, which: usize, infos: u64) -> Result<()> {
+    let bytes = group.tasks.len() * 4;
+    driver::fill(infos, 0xff, bytes, gpu.stream)?;
+    match gpu.linear.factorize(&pointers(group, scratch, which), infos) {
+        // Out of memory is no matter of numbers: the caller has to know.
+        Err(cause) if cause.kind != Kind::OutOfMemory => driver::fill(infos, 0xff, bytes, gpu.stream),
+        other => other,
+    }
 }
 
 /// Renews bases and spectra; the answers stay on the device.
@@ -287,16 +310,24 @@ pub(super) fn refresh(gpu: &mut Gpu, rules: &Rules, orders: &[RefreshOrder]) -> 
     if orders.is_empty() {
         return Ok(());
     }
-    let tasks: Vec<Task> = orders
+    // Eigendecompositions, then QR steps; within each the large factors first, as they were.
+    let (by_steps, mut sorted): (Vec<&RefreshOrder>, Vec<&RefreshOrder>) =
+        orders.iter().partition(|order| order.qr.is_some());
+    let decomposed = sorted.len();
+    sorted.extend(by_steps);
+    let tasks: Vec<Task> = sorted
         .iter()
-        .map(|order| {
+        .enumerate()
+        .map(|(number, order)| {
             let mut flags = if order.has_basis { task::HAS_BASIS } else { 0 };
             flags |= if order.shift { task::SHIFT } else { 0 };
             flags |= fault(order);
-            Task { flags, report: gpu.renewal(order.factor), ..gpu.task(order.factor, Some(rules)) }
+            let own =
+                Task { flags, report: gpu.renewal(order.factor), ..gpu.task(order.factor, Some(rules)) };
+            order.qr.map_or(own, |steps| qr::task(gpu, own, order, steps, number))
         })
         .collect();
-    let noise: Vec<Task> = orders
+    let noise: Vec<Task> = sorted[..decomposed]
         .iter()
         .zip(&tasks)
         .map(|(order, own)| Task {
@@ -310,16 +341,22 @@ pub(super) fn refresh(gpu: &mut Gpu, rules: &Rules, orders: &[RefreshOrder]) -> 
     // The option is one of the whole configuration: all orders agree.
     let measures = orders.iter().any(|order| order.noise_floor);
     let noise_list = if measures { gpu.send_tasks(List::Noise, &noise)? } else { 0 };
-    let factors: Vec<usize> = orders.iter().map(|order| order.factor).collect();
+    let factors: Vec<usize> = sorted.iter().map(|order| order.factor).collect();
     let spoils = tasks.iter().any(|t| t.flags & task::SPOIL != 0);
-    let doubled = |number: usize| orders[number].doubled.then_some(Precision::F64);
-    for group in gpu.groups(&factors, doubled) {
+    let doubled = |number: usize| sorted[number].doubled.then_some(Precision::F64);
+    for group in gpu.groups(&factors[..decomposed], doubled) {
         decompose(gpu, &group, first_task(list, &group), spoils)?;
         if measures {
             drift(gpu, &group, first_task(noise_list, &group))?;
         }
         let (tasks, n) = (first_task(list, &group), group.n as u32);
         launch!(gpu.kernels.bounds[index(group.statistic)], by_factor(&group), gpu.stream, tasks, n)?;
+    }
+    let list = list + (decomposed * size_of::<Task>()) as u64;
+    for group in gpu.groups(&factors[decomposed..], |_| None) {
+        let own = &sorted[decomposed..][group.tasks.clone()];
+        let steps = own.iter().filter_map(|order| order.qr).map(|qr| qr.blind).max().unwrap_or(0);
+        qr::refresh(gpu, &group, first_task(list, &group), steps)?;
     }
     Ok(())
 }

@@ -61,6 +61,24 @@ pub struct SoapKernels {
     pub narrow: [ByPrecision; 2],
 }
 
+/// The kernels of a refresh by QR steps, by the precision of the statistics.
+pub struct QrKernels {
+    /// The state before the first step.
+    pub start: ByPrecision,
+    /// H, shifted, in falling order.
+    pub arrange: ByPrecision,
+    /// Its factor, in the order of the basis.
+    pub spread: ByPrecision,
+    /// The step of Newton and Schulz.
+    pub straighten: ByPrecision,
+    /// Whether the basis is believed.
+    pub judge: ByPrecision,
+    /// Whether it serves.
+    pub rule: ByPrecision,
+    /// Takes it over.
+    pub take: ByPrecision,
+}
+
 /// A device with its kernels.
 pub struct Kernels {
     /// Carries the sites to the device.
@@ -129,6 +147,10 @@ pub struct Kernels {
     pub adopt: [ByPrecision; 2],
     /// The inverse root: by the precision of the statistics, then by the one of the work.
     pub root: [ByPrecision; 2],
+    /// Lists of pointers.
+    pub point: Function,
+    /// Those of QR steps.
+    pub qr: QrKernels,
     /// SOAP's.
     pub soap: SoapKernels,
     /// The device.
@@ -192,6 +214,15 @@ impl Kernels {
             polish: mixed("soap_polish")?,
             narrow: mixed("soap_narrow")?,
         };
+        let qr = QrKernels {
+            start: both("qr_start")?,
+            arrange: both("qr_arrange")?,
+            spread: both("qr_spread")?,
+            straighten: both("qr_straighten")?,
+            judge: both("qr_judge")?,
+            rule: both("qr_rule")?,
+            take: both("qr_take")?,
+        };
         Ok(Kernels {
             post: one("post")?,
             place: one("place")?,
@@ -226,6 +257,8 @@ impl Kernels {
             fetch: widened("fetch")?,
             adopt: widened("adopt")?,
             root: mixed("root")?,
+            point: one("point")?,
+            qr,
             soap,
             device: device.clone(),
             _module: module,

@@ -256,8 +256,10 @@ pub struct Scratch {
     pub weights: u64,
     /// What a refresh keeps between its kernels.
     pub scales: u64,
-    /// The solver's answers.
+    /// The solver's answers, two per factor.
     pub infos: u64,
+    /// Lists of pointers to the matrices of each of the four.
+    pub pointers: u64,
 }
 
 impl Scratch {
@@ -271,8 +273,14 @@ impl Scratch {
         };
         let matrices = [(); 4].map(|()| section(count * n * n * size));
         let (spectra, weights) = (section(count * n * size), section(3 * count * n * 8));
-        let (scales, infos) = (section(count * size_of::<Scale>()), section(count * 4));
-        (Scratch { matrices, spectra, weights, scales, infos }, end as u64)
+        let (scales, infos) = (section(count * size_of::<Scale>()), section(2 * count * 4));
+        let pointers = section(4 * count * 8);
+        (Scratch { matrices, spectra, weights, scales, infos, pointers }, end as u64)
+    }
+
+    /// The pointers to the matrices with number `which`, of `count` factors.
+    pub fn list(&self, which: usize, count: usize) -> u64 {
+        self.pointers + (which * count * 8) as u64
     }
 
     /// Bytes of such a scratch.

@@ -10,6 +10,7 @@ pub mod cuda;
 mod factor;
 mod kernels;
 mod layout;
+mod qr;
 mod soap;
 mod step;
 mod tables;
@@ -105,11 +106,12 @@ pub struct Gpu {
 unsafe impl Send for Gpu {}
 
 impl Gpu {
-    /// Device number `ordinal` for `plan`. Without an allocator it works on a borrowed state and workspace.
+    /// Device number `ordinal` for `plan`; with `tf32` the products of every step round their operands. Without an allocator it works on a borrowed state and workspace.
     pub fn new(
         plan: Counted<Plan>,
         ordinal: i32,
         keeps_diagonals: bool,
+        tf32: bool,
         allocator: Option<Allocator>,
     ) -> Result<Gpu> {
         let kernels = Kernels::open(ordinal)?;
@@ -127,7 +129,7 @@ impl Gpu {
         };
         let incoming = Pinned::new(device, layout.tables.readback.next_multiple_of(8) + 2 * plan.head_bytes)?;
         let outgoing = Pinned::new(device, factors * (4 * size_of::<Task>() + size_of::<Choice>()))?;
-        let linear = Linear::new(device, allocator, probe::has_batched_solver())?;
+        let linear = Linear::new(device, allocator, probe::has_batched_solver(), tf32)?;
         let (own, ready, arrival) = (Stream::new(device)?, Event::new(device)?, Event::new(device)?);
         let rows = plan.blocks.len();
         let mut made = Gpu {

@@ -307,7 +307,7 @@ fn turn_moments(gpu: &Gpu, part: &Part, scratch: &Scratch, tasks: u64, z: u64) -
         launch!(kernels.narrow[s][w], by_tile(group), stream, n, z, matrices)?;
         let second = 0i32;
         launch!(kernels.pick[w], grid, stream, tasks, elements, second, from)?;
-        multiply_along(gpu, work, blocks, part.axis, (matrices, Along::Into), turn.halves)?;
+        multiply_along(gpu, work, blocks, part.axis, (matrices, Along::Into), turn.halves, false)?;
         launch!(kernels.lay[w], grid, stream, tasks, elements, second, to, scales, dim, inner, orders)?;
     }
     if part.moments.1 && !part.first {

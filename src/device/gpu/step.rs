@@ -332,10 +332,11 @@ fn add_statistic(
     let lead = if along_columns { n } else { k };
     let own = |transposed| Operand { at: source, lead, stride: batch.elements, transposed };
     let target = Operand { at: statistic, lead: n, stride: n * n, transposed: false };
-    if count == 1 {
+    // One triangle is half the work; TF32 is more than twice as fast, and there is no such product of a triangle.
+    if count == 1 && !gpu.linear.is_fast() {
         return gpu.linear.add_square(precision, n, k, own(!along_columns), target);
     }
-    gpu.linear.multiply(
+    gpu.linear.multiply_fast(
         precision,
         Shape { m: n, n, k, count },
         own(!along_columns),
@@ -380,7 +381,7 @@ pub(super) fn apply(gpu: &Gpu, rules: &Rules, keeps_root: bool) -> Result<()> {
 pub(super) fn turn(gpu: &Gpu, batch: &Batch, view: &Stack, acts: Along, halves: &mut [u64; 2]) -> Result<()> {
     for axis in (0..batch.dims.len()).filter(|axis| view.roots[*axis] != 0) {
         let along = AxisView::new(&batch.dims, axis);
-        multiply_along(gpu, batch.work, Blocks::of(batch), along, (view.roots[axis], acts), *halves)?;
+        multiply_along(gpu, batch.work, Blocks::of(batch), along, (view.roots[axis], acts), *halves, true)?;
         halves.swap(0, 1);
     }
     Ok(())
@@ -403,8 +404,16 @@ pub(super) fn multiply_along(
     view: AxisView,
     (matrices, acts): (u64, Along),
     [from, to]: [u64; 2],
+    fast: bool,
 ) -> Result<()> {
     let (count, n) = (blocks.count, view.dim);
+    let multiply = |shape, a, b, c| {
+        if fast {
+            gpu.linear.multiply_fast(precision, shape, a, b, c, false)
+        } else {
+            gpu.linear.multiply(precision, shape, a, b, c, false)
+        }
+    };
     let root = |transposed| Operand { at: matrices, lead: n, stride: n * n, transposed };
     let rest = blocks.elements / n;
     let matrix = |at, lead| Operand { at, lead, stride: blocks.elements, transposed: false };
@@ -414,17 +423,17 @@ pub(super) fn multiply_along(
         // Unfolded, multiplied and folded again: three launches whatever the number of slices.
         unfold(gpu, precision, blocks, from, to, view)?;
         let shape = Shape { m: rest, n, k: n, count };
-        gpu.linear.multiply(precision, shape, matrix(to, rest), right, matrix(from, rest), false)?;
+        multiply(shape, matrix(to, rest), right, matrix(from, rest))?;
         let inverse = AxisView { outer: n, dim: view.outer, inner: view.inner };
         return unfold(gpu, precision, blocks, from, to, inverse);
     }
     if view.inner == 1 {
         let shape = Shape { m: n, n: rest, k: n, count };
         let left = root(acts == Along::Into);
-        return gpu.linear.multiply(precision, shape, left, matrix(from, n), matrix(to, n), false);
+        return multiply(shape, left, matrix(from, n), matrix(to, n));
     }
     let shape = Shape { m: rest, n, k: n, count };
-    gpu.linear.multiply(precision, shape, matrix(from, rest), right, matrix(to, rest), false)
+    multiply(shape, matrix(from, rest), right, matrix(to, rest))
 }
 
 /// The host has read the gate: its counts start again.

@@ -199,6 +199,14 @@ shared! {
         flags: i32 => "int flags",
         /// Divide the statistic by its bias correction: 0, or the period that its gradients are counted by.
         correct: i32 => "int correct",
+        /// ‖QᵀQ − I‖_F of the basis, which is charged to the bound of the gap.
+        orthogonality: f64 => "double orthogonality",
+        /// Where the answer to a refresh by QR steps goes, whose report is a Drift.
+        renewal: u64 => "u64 renewal",
+        /// QR steps, at most.
+        steps: i32 => "int steps",
+        /// Unused.
+        reserved: i32 => "int reserved",
     }
 
     /// What was sensed.
@@ -225,6 +233,12 @@ shared! {
         decided: i32 => "int decided",
         /// κ of a basis of SOAP.
         kappa: f64 => "double kappa",
+        /// ‖QᵀQ − I‖_F; after a QR step as it was measured.
+        orthogonality: f64 => "double orthogonality",
+        /// What of the bound is due to that.
+        charge: f64 => "double charge",
+        /// A bound of −λ_min(M), or infinity.
+        loss: f64 => "double loss",
     }
 
     /// What a refresh came to.
@@ -241,6 +255,14 @@ shared! {
         fresh: i32 => "int fresh",
         /// κ before it, for SOAP.
         kappa: f64 => "double kappa",
+        /// The bound of the gap after QR steps.
+        bound: f64 => "double bound",
+        /// ‖QᵀQ − I‖_F after QR steps.
+        orthogonality: f64 => "double orthogonality",
+        /// QR steps taken, or -1 where another way was gone.
+        steps: i32 => "int steps",
+        /// Unused.
+        reserved: i32 => "int reserved",
     }
 
     /// A record that depends on how the refresh of its factor went.
@@ -326,6 +348,8 @@ pub mod task {
     pub const PLAIN: i32 = 2048;
     /// Make the basis orthonormal again.
     pub const POLISH: i32 = 4096;
+    /// A refresh by QR steps: what the basis misses of an orthogonal one has just been measured.
+    pub const QR: i32 = 8192;
 }
 
 /// What a launch of the judge does, as bits.
@@ -349,10 +373,10 @@ mod tests {
     use crate::device::{INFO_FELL_BACK, INFO_IDLE, INFO_LEFT_OUT, INFO_NOT_FINITE, Rung, SEARCH_RATIO};
     use crate::engine::plan::RECORD_WORDS;
     use crate::engine::rules::LEAST_WEIGHT;
-    use crate::preconditioner::Gauges;
     use crate::preconditioner::bound::LARGEST_ROOT;
     use crate::preconditioner::policy::BoundRule;
     use crate::preconditioner::soap;
+    use crate::preconditioner::{Counters, Gauges};
     use crate::tensor::DType;
     use std::fmt::Write;
     use std::mem::offset_of;
@@ -399,6 +423,9 @@ mod tests {
             ("GAUGE_EIGENVALUE_MIN".into(), gauge(offset_of!(Gauges, eigenvalue_min))),
             ("GAUGE_EIGENVALUE_MAX".into(), gauge(offset_of!(Gauges, eigenvalue_max))),
             ("GAUGE_KAPPA".into(), gauge(offset_of!(Gauges, kappa))),
+            ("GAUGE_GAP_BOUND".into(), gauge(offset_of!(Gauges, gap_bound))),
+            ("GAUGE_ORTHOGONALITY".into(), gauge(offset_of!(Gauges, orthogonality))),
+            ("COUNTER_QR_STEPS".into(), gauge(size_of::<Gauges>() + offset_of!(Counters, qr_steps))),
             ("INFO_IDLE".into(), i64::from(INFO_IDLE)),
             ("INFO_NOT_FINITE".into(), i64::from(INFO_NOT_FINITE)),
             ("INFO_LEFT_OUT".into(), i64::from(INFO_LEFT_OUT)),
@@ -406,6 +433,7 @@ mod tests {
             ("RUNG_CHOSEN".into(), Rung::Chosen as i64),
             ("RUNG_DOUBLE".into(), Rung::Double as i64),
             ("RUNG_STALE".into(), Rung::Stale as i64),
+            ("RUNG_SHORT".into(), Rung::Short as i64),
             ("RULE_NONE".into(), BoundRule::None as i64),
             ("RULE_EXCEEDED".into(), BoundRule::Exceeded as i64),
             ("RULE_AVERAGE".into(), BoundRule::Average as i64),
@@ -420,7 +448,7 @@ mod tests {
         macro_rules! bits {
             ($($name:ident)+) => { [$((concat!("TASK_", stringify!($name)), task::$name)),+] };
         }
-        let bits = bits!(HAS_BASIS ADOPT_DIAGONAL AFTER_REFRESH SEARCH SPOIL FAIL KEEP_DIAGONAL SHIFT GIVEN_EPSILON NOISE RELATIVE PLAIN POLISH);
+        let bits = bits!(HAS_BASIS ADOPT_DIAGONAL AFTER_REFRESH SEARCH SPOIL FAIL KEEP_DIAGONAL SHIFT GIVEN_EPSILON NOISE RELATIVE PLAIN POLISH QR);
         constants.extend(bits.map(|(name, bit)| (name.to_string(), i64::from(bit))));
         for (name, value) in constants {
             writeln!(text, "#define {name} {value}").unwrap();

@@ -154,7 +154,9 @@ macro_rules! functions {
 pub mod blas {
     use super::Name;
     pub use cudarc::cublas::sys::{
-        cublasFillMode_t, cublasHandle_t, cublasOperation_t, cublasStatus_t, libraryPropertyType_t,
+        cublasComputeType_t, cublasDiagType_t, cublasFillMode_t, cublasGemmAlgo_t, cublasHandle_t,
+        cublasOperation_t, cublasSideMode_t, cublasStatus_t, cudaDataType, cudaDataType_t,
+        libraryPropertyType_t,
     };
     use cudarc::cublas::sys::{cudaStream_t, libraryPropertyType};
     use std::ffi::{c_char, c_int, c_longlong, c_void};
@@ -183,6 +185,13 @@ pub mod blas {
             *const f64, ldb: c_int, strideB: c_longlong, beta: *const f64, C: *mut f64, ldc: c_int,
             strideC: c_longlong, batchCount: c_int
         ) -> cublasStatus_t;
+        fn cublasGemmStridedBatchedEx(
+            handle: cublasHandle_t, transa: cublasOperation_t, transb: cublasOperation_t, m: c_int, n:
+            c_int, k: c_int, alpha: *const c_void, A: *const c_void, Atype: cudaDataType, lda: c_int,
+            strideA: c_longlong, B: *const c_void, Btype: cudaDataType, ldb: c_int, strideB: c_longlong,
+            beta: *const c_void, C: *mut c_void, Ctype: cudaDataType, ldc: c_int, strideC: c_longlong,
+            batchCount: c_int, computeType: cublasComputeType_t, algo: cublasGemmAlgo_t
+        ) -> cublasStatus_t;
         fn cublasSsyrk_v2(
             handle: cublasHandle_t, uplo: cublasFillMode_t, trans: cublasOperation_t, n: c_int, k:
             c_int, alpha: *const f32, A: *const f32, lda: c_int, beta: *const f32, C: *mut f32, ldc:
@@ -192,6 +201,16 @@ pub mod blas {
             handle: cublasHandle_t, uplo: cublasFillMode_t, trans: cublasOperation_t, n: c_int, k:
             c_int, alpha: *const f64, A: *const f64, lda: c_int, beta: *const f64, C: *mut f64, ldc:
             c_int
+        ) -> cublasStatus_t;
+        fn cublasStrsmBatched(
+            handle: cublasHandle_t, side: cublasSideMode_t, uplo: cublasFillMode_t, trans:
+            cublasOperation_t, diag: cublasDiagType_t, m: c_int, n: c_int, alpha: *const f32, A: *const
+            *const f32, lda: c_int, B: *const *mut f32, ldb: c_int, batchCount: c_int
+        ) -> cublasStatus_t;
+        fn cublasDtrsmBatched(
+            handle: cublasHandle_t, side: cublasSideMode_t, uplo: cublasFillMode_t, trans:
+            cublasOperation_t, diag: cublasDiagType_t, m: c_int, n: c_int, alpha: *const f64, A: *const
+            *const f64, lda: c_int, B: *const *mut f64, ldb: c_int, batchCount: c_int
         ) -> cublasStatus_t;
         fn cublasGetProperty(type_: libraryPropertyType, value: *mut c_int) -> cublasStatus_t;
     }
@@ -241,37 +260,13 @@ pub mod solver {
             workspaceInBytesOnDevice: usize, bufferOnHost: *mut c_void, workspaceInBytesOnHost: usize,
             info: *mut c_int, batchSize: i64
         ) -> cusolverStatus_t;
-        fn cusolverDnSpotrf_bufferSize(
-            handle: cusolverDnHandle_t, uplo: cublasFillMode_t, n: c_int, A: *mut f32, lda: c_int,
-            Lwork: *mut c_int
+        fn cusolverDnSpotrfBatched(
+            handle: cusolverDnHandle_t, uplo: cublasFillMode_t, n: c_int, Aarray: *mut *mut f32, lda:
+            c_int, infoArray: *mut c_int, batchSize: c_int
         ) -> cusolverStatus_t;
-        fn cusolverDnSpotrf(
-            handle: cusolverDnHandle_t, uplo: cublasFillMode_t, n: c_int, A: *mut f32, lda: c_int,
-            Workspace: *mut f32, Lwork: c_int, devInfo: *mut c_int
-        ) -> cusolverStatus_t;
-        fn cusolverDnDpotrf_bufferSize(
-            handle: cusolverDnHandle_t, uplo: cublasFillMode_t, n: c_int, A: *mut f64, lda: c_int,
-            Lwork: *mut c_int
-        ) -> cusolverStatus_t;
-        fn cusolverDnDpotrf(
-            handle: cusolverDnHandle_t, uplo: cublasFillMode_t, n: c_int, A: *mut f64, lda: c_int,
-            Workspace: *mut f64, Lwork: c_int, devInfo: *mut c_int
-        ) -> cusolverStatus_t;
-        fn cusolverDnSpotri_bufferSize(
-            handle: cusolverDnHandle_t, uplo: cublasFillMode_t, n: c_int, A: *mut f32, lda: c_int,
-            lwork: *mut c_int
-        ) -> cusolverStatus_t;
-        fn cusolverDnSpotri(
-            handle: cusolverDnHandle_t, uplo: cublasFillMode_t, n: c_int, A: *mut f32, lda: c_int, work:
-            *mut f32, lwork: c_int, devInfo: *mut c_int
-        ) -> cusolverStatus_t;
-        fn cusolverDnDpotri_bufferSize(
-            handle: cusolverDnHandle_t, uplo: cublasFillMode_t, n: c_int, A: *mut f64, lda: c_int,
-            lwork: *mut c_int
-        ) -> cusolverStatus_t;
-        fn cusolverDnDpotri(
-            handle: cusolverDnHandle_t, uplo: cublasFillMode_t, n: c_int, A: *mut f64, lda: c_int, work:
-            *mut f64, lwork: c_int, devInfo: *mut c_int
+        fn cusolverDnDpotrfBatched(
+            handle: cusolverDnHandle_t, uplo: cublasFillMode_t, n: c_int, Aarray: *mut *mut f64, lda:
+            c_int, infoArray: *mut c_int, batchSize: c_int
         ) -> cusolverStatus_t;
         fn cusolverGetProperty(type_: libraryPropertyType, value: *mut c_int) -> cusolverStatus_t;
         fn cusolverDnSgeqrf_bufferSize(

@@ -1,4 +1,4 @@
-//! cuBLAS and cuSOLVER: batched products, the symmetric eigendecomposition, orthogonal factors. Column-major, as they are.
+//! cuBLAS and cuSOLVER: batched products, the symmetric eigendecomposition, Cholesky's and orthogonal factors. Column-major, as they are.
 
 use super::driver::{Device, Memory, refused};
 use super::libraries::{blas, solver};
@@ -81,6 +81,28 @@ pub struct Batch {
     pub precision: Precision,
 }
 
+/// Square matrices that a list on the device points to.
+#[derive(Clone, Copy)]
+pub struct Pointers {
+    /// The list.
+    pub list: u64,
+    /// Side.
+    pub n: usize,
+    /// How many.
+    pub count: usize,
+    /// Of which precision.
+    pub precision: Precision,
+}
+
+/// On which side a triangle stands: L X, or X Lᵀ.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// L X.
+    Left,
+    /// X Lᵀ.
+    Right,
+}
+
 /// How a batch is decomposed: at once, or matrix by matrix.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Path {
@@ -157,6 +179,8 @@ pub struct Linear {
     user: u64,
     stream: CUstream,
     batched: bool,
+    /// Products that may be fast round their operands in single precision.
+    tf32: bool,
     workspace: Memory,
     scratch: Option<Memory>,
     host_scratch: Vec<u8>,
@@ -192,6 +216,10 @@ fn solver_check(status: solver::cusolverStatus_t, call: &str) -> Result<()> {
     Err(Error { native_code: status as i32, ..Error::new(kind, format!("{call} failed: {status:?}")) })
 }
 
+fn operation(x: Operand) -> blas::cublasOperation_t {
+    if x.transposed { blas::cublasOperation_t::CUBLAS_OP_T } else { blas::cublasOperation_t::CUBLAS_OP_N }
+}
+
 fn data_type(precision: Precision) -> solver::cudaDataType {
     match precision {
         Precision::F32 => solver::cudaDataType_t::CUDA_R_32F,
@@ -201,7 +229,12 @@ fn data_type(precision: Precision) -> solver::cudaDataType {
 
 impl Linear {
     /// Handles on `device`, whose context is current. Without an allocator, workspace is borrowed for each call.
-    pub fn new(device: &Arc<Device>, allocator: Option<Allocator>, batched: bool) -> Result<Linear> {
+    pub fn new(
+        device: &Arc<Device>,
+        allocator: Option<Allocator>,
+        batched: bool,
+        tf32: bool,
+    ) -> Result<Linear> {
         let workspace = match allocator {
             Some(allocator) => {
                 Memory::new(device, blas_workspace(device), allocator, "the workspace of cuBLAS")?
@@ -218,6 +251,7 @@ impl Linear {
             stream: std::ptr::null_mut(),
             handles,
             batched,
+            tf32,
             workspace,
             scratch: None,
             host_scratch: Vec::new(),
@@ -254,6 +288,58 @@ impl Linear {
         }
     }
 
+    /// Whether products that may be fast are.
+    pub fn is_fast(&self) -> bool {
+        self.tf32
+    }
+
+    /// As [`Linear::multiply`], with operands in single precision rounded to TF32 if the option says so.
+    pub fn multiply_fast(
+        &self,
+        precision: Precision,
+        shape: Shape,
+        a: Operand,
+        b: Operand,
+        c: Operand,
+        keep: bool,
+    ) -> Result<()> {
+        if !self.tf32 || precision == Precision::F64 {
+            return self.multiply(precision, shape, a, b, c, keep);
+        }
+        let (one, beta): (f32, f32) = (1.0, if keep { 1.0 } else { 0.0 });
+        let single = blas::cudaDataType_t::CUDA_R_32F;
+        let _held = self.hold()?;
+        // SAFETY: as in `multiply`.
+        let status = unsafe {
+            blas::cublasGemmStridedBatchedEx(
+                self.blas,
+                operation(a),
+                operation(b),
+                shape.m as c_int,
+                shape.n as c_int,
+                shape.k as c_int,
+                (&raw const one).cast(),
+                a.at as *const c_void,
+                single,
+                a.lead as c_int,
+                a.stride as i64,
+                b.at as *const c_void,
+                single,
+                b.lead as c_int,
+                b.stride as i64,
+                (&raw const beta).cast(),
+                c.at as *mut c_void,
+                single,
+                c.lead as c_int,
+                c.stride as i64,
+                shape.count as c_int,
+                blas::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
+                blas::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
+            )
+        };
+        blas_check(status, "cublasGemmStridedBatchedEx")
+    }
+
     /// c ← a·b + keep·c, for every matrix of the batch.
     pub fn multiply(
         &self,
@@ -264,13 +350,6 @@ impl Linear {
         c: Operand,
         keep: bool,
     ) -> Result<()> {
-        let op = |x: Operand| {
-            if x.transposed {
-                blas::cublasOperation_t::CUBLAS_OP_T
-            } else {
-                blas::cublasOperation_t::CUBLAS_OP_N
-            }
-        };
         let Shape { m, n, k, count } = shape;
         let _held = self.hold()?;
         macro_rules! call {
@@ -280,8 +359,8 @@ impl Linear {
                 let status = unsafe {
                     blas::$function(
                         self.blas,
-                        op(a),
-                        op(b),
+                        operation(a),
+                        operation(b),
                         m as c_int,
                         n as c_int,
                         k as c_int,
@@ -539,67 +618,52 @@ impl Linear {
         Ok(())
     }
 
-    /// Bytes of workspace that [`Linear::invert`] needs.
-    pub fn needs_inverse(&self, batch: &Batch) -> Result<usize> {
+    /// Cholesky's factor of every matrix, symmetric and positive definite, from and into its lower triangle; the upper
+    /// one is used as workspace. The info of a matrix that is not positive definite is not 0.
+    pub fn factorize(&self, matrices: &Pointers, infos: u64) -> Result<()> {
         let lower = solver::cublasFillMode_t::CUBLAS_FILL_MODE_LOWER;
-        let n = batch.n as c_int;
-        let (mut factor, mut inverse): (c_int, c_int) = (0, 0);
-        macro_rules! ask {
-            ($function:ident, $type:ty, $into:ident) => {{
-                let at = batch.matrices as *mut $type;
-                // SAFETY: only a size is asked for.
-                let status = unsafe { solver::$function(self.solver, lower, n, at, n, &mut $into) };
-                solver_check(status, stringify!($function))?
-            }};
-        }
-        match batch.precision {
-            Precision::F32 => {
-                ask!(cusolverDnSpotrf_bufferSize, f32, factor);
-                ask!(cusolverDnSpotri_bufferSize, f32, inverse);
-            }
-            Precision::F64 => {
-                ask!(cusolverDnDpotrf_bufferSize, f64, factor);
-                ask!(cusolverDnDpotri_bufferSize, f64, inverse);
-            }
-        }
-        Ok(factor.max(inverse).max(0) as usize * batch.precision.size())
-    }
-
-    /// Inverts every matrix of the batch, symmetric and positive definite, from and into its lower triangle, by
-    /// Cholesky's factorization. The info of a matrix that is not positive definite is not 0.
-    pub fn invert(&mut self, batch: &Batch) -> Result<()> {
-        let lower = solver::cublasFillMode_t::CUBLAS_FILL_MODE_LOWER;
-        let n = batch.n as c_int;
-        let size = batch.precision.size();
-        let (scratch, bytes) = self.scratch.as_ref().map_or((0, 0), |s| (s.address(), s.bytes()));
-        let room = (bytes / size).min(c_int::MAX as usize) as c_int;
+        let Pointers { list, n, count, precision } = *matrices;
         let _held = self.hold()?;
         macro_rules! call {
-            ($function:ident, $type:ty, $matrix:expr, $info:expr) => {{
-                let (matrix, work, info) =
-                    ($matrix as *mut $type, scratch as *mut $type, $info as *mut c_int);
-                // SAFETY: a matrix of the batch, and the workspace that `needs_inverse` asked for.
-                let status = unsafe { solver::$function(self.solver, lower, n, matrix, n, work, room, info) };
-                solver_check(status, stringify!($function))?
+            ($function:ident, $type:ty) => {{
+                let (list, infos) = (list as *mut *mut $type, infos as *mut c_int);
+                let (n, count) = (n as c_int, count as c_int);
+                // SAFETY: as many pointers to matrices of side n, and as many infos.
+                let status = unsafe { solver::$function(self.solver, lower, n, list, n, infos, count) };
+                solver_check(status, stringify!($function))
             }};
         }
-        for i in 0..batch.count {
-            let matrix = batch.matrices + (i * batch.n * batch.n * size) as u64;
-            let info = batch.infos + 4 * i as u64;
-            // The second call would write 0 over the first one's refusal: its own answer goes where nobody looks.
-            let ignored = batch.spectra;
-            match batch.precision {
-                Precision::F32 => {
-                    call!(cusolverDnSpotrf, f32, matrix, info);
-                    call!(cusolverDnSpotri, f32, matrix, ignored);
-                }
-                Precision::F64 => {
-                    call!(cusolverDnDpotrf, f64, matrix, info);
-                    call!(cusolverDnDpotri, f64, matrix, ignored);
-                }
-            }
+        match precision {
+            Precision::F32 => call!(cusolverDnSpotrfBatched, f32),
+            Precision::F64 => call!(cusolverDnDpotrfBatched, f64),
         }
-        Ok(())
+    }
+
+    /// X ← L⁻¹X, or X ← X·L⁻ᵀ, for the lower triangles L and the square matrices X that `list` points to.
+    pub fn solve_lower(&self, triangles: &Pointers, list: u64, side: Side) -> Result<()> {
+        let lower = blas::cublasFillMode_t::CUBLAS_FILL_MODE_LOWER;
+        let diagonal = blas::cublasDiagType_t::CUBLAS_DIAG_NON_UNIT;
+        let (side, op) = match side {
+            Side::Left => (blas::cublasSideMode_t::CUBLAS_SIDE_LEFT, blas::cublasOperation_t::CUBLAS_OP_N),
+            Side::Right => (blas::cublasSideMode_t::CUBLAS_SIDE_RIGHT, blas::cublasOperation_t::CUBLAS_OP_T),
+        };
+        let (n, count) = (triangles.n as c_int, triangles.count as c_int);
+        let _held = self.hold()?;
+        macro_rules! call {
+            ($function:ident, $type:ty) => {{
+                let one: $type = 1.0;
+                let (a, x) = (triangles.list as *const *const $type, list as *const *mut $type);
+                // SAFETY: as many pointers to matrices of side n in each list.
+                let status = unsafe {
+                    blas::$function(self.blas, side, lower, op, diagonal, n, n, &one, a, n, x, n, count)
+                };
+                blas_check(status, stringify!($function))
+            }};
+        }
+        match triangles.precision {
+            Precision::F32 => call!(cublasStrsmBatched, f32),
+            Precision::F64 => call!(cublasDtrsmBatched, f64),
+        }
     }
 
     /// Bytes of workspace that [`Linear::orthonormalize`] needs.

@@ -90,3 +90,23 @@ __device__ inline double block_max(double x) {
     __syncthreads();
     return total;
 }
+
+// A number whose order as an integer is the order of the doubles, NaN and signed zeros included.
+__device__ inline long long sort_key(double x) {
+    long long bits = __double_as_longlong(x);
+    return bits ^ (long long)((unsigned long long)(bits >> 63) >> 1);
+}
+
+// The places of the values in falling order; equal ones stay in their order.
+template <typename T> __device__ inline void rank(const T *values, u64 step, u32 n, u32 *order) {
+    for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
+        long long own = sort_key((double)values[(u64)i * step]);
+        u32 before = 0;
+        for (u32 j = 0; j < n; j++) {
+            long long other = sort_key((double)values[(u64)j * step]);
+            before += other > own || (other == own && j < i);
+        }
+        order[before] = i;
+    }
+    __syncthreads();
+}

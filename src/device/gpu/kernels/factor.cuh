@@ -254,17 +254,18 @@ __device__ inline double spectral_form(double exponent, double loss, double gain
 }
 
 // The bound of the gap as it is once the diagonal of H is the spectrum, by the cheap rules. H becomes M, whole; N
-// becomes I + M, or I where the sandwich is not wanted. Three vectors per factor are used.
+// becomes I + M, or I where the sandwich is not wanted; E becomes I. Three vectors per factor are used.
 template <typename S>
-__device__ inline void certify(const Task *tasks, u32 n, S *hs, S *ns, double *all_vectors) {
+__device__ inline void certify(const Task *tasks, u32 n, S *hs, S *ns, S *es, double *all_vectors) {
     const Task &t = tasks[blockIdx.x];
     u64 numbers = (u64)n * n;
-    S *h = hs + blockIdx.x * numbers, *big = ns + blockIdx.x * numbers;
+    S *h = hs + blockIdx.x * numbers, *big = ns + blockIdx.x * numbers, *e = es + blockIdx.x * numbers;
     double *roots = all_vectors + (u64)blockIdx.x * 3 * n, *v = roots + n, *image = v + n;
     double *diagonal = (double *)t.diagonal;
     double nan = __longlong_as_double(0x7ff8000000000000ll), q = t.exponent;
     Drift out = {nan, nan, nan, nan, nan, nan, nan, nan, RULE_NONE, 1, nan};
     ends<S>(h, (u64)n + 1, n, out.least, out.largest);
+    out.orthogonality = (t.flags & TASK_QR) ? ((const Drift *)t.report)->orthogonality : t.orthogonality;
     out.residual = residual<S>(h, n, diagonal);
     double epsilon = epsilon_at(t.ratio, t.epsilon, out.largest);
     double squares = 0.0, most = 0.0, lost = 0.0;
@@ -294,13 +295,19 @@ __device__ inline void certify(const Task *tasks, u32 n, S *hs, S *ns, double *a
     change = sqrt(block_sum(change));
     double lower = sqrt(block_sum(first)) / norm, proxy = out.alpha * q * change;
     out.relative_change = change;
-    if (!(lower <= t.target)) {
+    // What Q misses of an orthogonal basis, as in the CPU's certificate.rs: alpha w (1 + q sqrt(max a / min a) (1 + |M|)).
+    double spread = sqrt((out.largest + epsilon) / (out.least + epsilon));
+    out.charge = out.alpha * out.orthogonality * (1.0 + q * spread * (1.0 + change));
+    double target = t.target - out.charge;
+    if (!(lower <= target)) {
         out.bound = lower;
         out.rule = RULE_EXCEEDED;
+        out.loss = __longlong_as_double(0x7ff0000000000000ll);
     } else {
         out.rule = RULE_AVERAGE;
         out.bound = proxy == 0.0 ? 0.0 : proxy * growth(q, average);
-        if (!(out.bound <= t.target)) {
+        out.loss = proxy == 0.0 ? 0.0 : average;
+        if (!(out.bound <= target)) {
             // Collatz-Wielandt: max (|M| v)_i / v_i is at least the spectral radius, for any v > 0.
             double radius = change * sqrt((n - 1.0) / n);
             for (int round = 0; round < 3; round++) {
@@ -320,10 +327,13 @@ __device__ inline void certify(const Task *tasks, u32 n, S *hs, S *ns, double *a
             double loss = fmin(average, radius);
             out.rule = RULE_SPECTRAL;
             out.bound = fmin(proxy * growth(q, loss), spectral_form(q, loss, radius));
-            out.decided = out.bound <= t.target;
+            out.loss = loss;
+            out.decided = out.bound <= target;
         }
     }
+    out.bound += out.charge;
     for (u64 k = threadIdx.x; k < numbers; k += blockDim.x) {
+        e[k] = (S)(k % n == k / n ? 1 : 0);
         big[k] = k % n == k / n ? (S)1 : out.decided ? (S)0 : h[k];
     }
     if (threadIdx.x == 0) *(Drift *)t.report = out;
@@ -356,7 +366,7 @@ __device__ inline void enclose(const Task *tasks, u32 n, const S *ms, const S *i
     }
     centre = sqrt(block_sum(centre));
     width = sqrt(block_sum(width));
-    double bound = (centre + width) / (2.0 * norm);
+    double bound = (centre + width) / (2.0 * norm) + out->charge;
     if (threadIdx.x == 0 && bound < out->bound) {
         out->bound = bound;
         out->rule = RULE_SANDWICH;
@@ -423,6 +433,7 @@ __device__ inline void adopt(const Task *tasks, u32 n, const E *qs, const E *ds,
         renewal->rung = scale.sound ? rung : RUNG_STALE;
         renewal->fresh = scale.sound || diagonal;
         renewal->noise = __longlong_as_double(0x7ff8000000000000ll);
+        renewal->steps = -1;
     }
     if (!scale.sound && !diagonal) return;
     double own = statistic_scale(t);
@@ -451,7 +462,8 @@ template <typename S> __device__ inline void bounds(const Task *tasks, u32 n) {
 // The factor's record becomes the one that fits how its refresh went, with what only the device knows filled in.
 __device__ inline void choose(const Choice &c, double epsilon) {
     const Renewal &renewal = *c.renewal;
-    const u32 *chosen = renewal.rung == RUNG_STALE ? c.failure : c.success;
+    bool failed = renewal.rung == RUNG_STALE || renewal.rung == RUNG_SHORT;
+    const u32 *chosen = failed ? c.failure : c.success;
     for (u32 i = threadIdx.x; i < RECORD_WORDS; i += blockDim.x) c.record[i] = chosen[i];
     __syncthreads();
     if (threadIdx.x != 0) return;
@@ -462,7 +474,12 @@ __device__ inline void choose(const Choice &c, double epsilon) {
         gauges[GAUGE_EIGENVALUE_MIN] = renewal.least;
         gauges[GAUGE_EIGENVALUE_MAX] = renewal.most;
     }
-    if (renewal.rung != RUNG_CHOSEN) atomicOr(c.info, INFO_FELL_BACK);
+    if (renewal.steps >= 0) {
+        gauges[GAUGE_GAP_BOUND] = renewal.bound;
+        gauges[GAUGE_ORTHOGONALITY] = renewal.orthogonality;
+        ((long long *)c.record)[COUNTER_QR_STEPS] += renewal.steps;
+    }
+    if (renewal.rung == RUNG_DOUBLE || renewal.rung == RUNG_STALE) atomicOr(c.info, INFO_FELL_BACK);
 }
 
 // The weights (D + epsilon)^(-1/2p); after a refresh, epsilon and the record depend on how that went.
@@ -522,8 +539,8 @@ template <typename S, typename W> __device__ inline void keep_root(const Task *t
     ROOMY foam_drift_##suffix(const Task *tasks, u32 n, const S *h, double *weights) {                        \
         drift<S>(tasks, n, h, weights);                                                                        \
     }                                                                                                          \
-    ROOMY foam_certify_##suffix(const Task *tasks, u32 n, S *h, S *big, double *vectors) {                    \
-        certify<S>(tasks, n, h, big, vectors);                                                                 \
+    ROOMY foam_certify_##suffix(const Task *tasks, u32 n, S *h, S *big, S *one, double *vectors) {            \
+        certify<S>(tasks, n, h, big, one, vectors);                                                            \
     }                                                                                                          \
     ROOMY foam_enclose_##suffix(const Task *tasks, u32 n, const S *m, const S *inverse, const int *infos,     \
                                  double *vectors) {                                                            \

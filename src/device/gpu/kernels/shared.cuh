@@ -12,12 +12,15 @@ typedef unsigned long long u64;
 #define CARRIED 64
 #define STAMPED 64
 #define NONE 2147483647
-#define RECORD_WORDS 68
+#define RECORD_WORDS 72
 #define GAUGE_EPSILON 0
 #define GAUGE_NOISE_FLOOR 7
 #define GAUGE_EIGENVALUE_MIN 8
 #define GAUGE_EIGENVALUE_MAX 9
 #define GAUGE_KAPPA 10
+#define GAUGE_GAP_BOUND 5
+#define GAUGE_ORTHOGONALITY 11
+#define COUNTER_QR_STEPS 31
 #define INFO_IDLE 1
 #define INFO_NOT_FINITE 2
 #define INFO_LEFT_OUT 4
@@ -25,6 +28,7 @@ typedef unsigned long long u64;
 #define RUNG_CHOSEN 0
 #define RUNG_DOUBLE 1
 #define RUNG_STALE 3
+#define RUNG_SHORT 4
 #define RULE_NONE 0
 #define RULE_EXCEEDED 1
 #define RULE_AVERAGE 2
@@ -51,6 +55,7 @@ typedef unsigned long long u64;
 #define TASK_RELATIVE 1024
 #define TASK_PLAIN 2048
 #define TASK_POLISH 4096
+#define TASK_QR 8192
 #define LEAST_WEIGHT 0.0625
 #define SEARCH_RATIO 1.01
 #define KAPPA_FLOOR 1e-6
@@ -173,6 +178,10 @@ struct Task {
     u64 moment;
     int flags;
     int correct;
+    double orthogonality;
+    u64 renewal;
+    int steps;
+    int reserved;
 };
 
 struct Drift {
@@ -187,6 +196,9 @@ struct Drift {
     int rule;
     int decided;
     double kappa;
+    double orthogonality;
+    double charge;
+    double loss;
 };
 
 struct Renewal {
@@ -196,6 +208,10 @@ struct Renewal {
     int rung;
     int fresh;
     double kappa;
+    double bound;
+    double orthogonality;
+    int steps;
+    int reserved;
 };
 
 struct Choice {

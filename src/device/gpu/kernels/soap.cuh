@@ -182,26 +182,6 @@ template <typename S, typename W> __device__ inline void fetch_turn(const Task *
     }
 }
 
-// A number whose order as an integer is the order of the doubles, NaN and signed zeros included.
-__device__ inline long long sort_key(double x) {
-    long long bits = __double_as_longlong(x);
-    return bits ^ (long long)((unsigned long long)(bits >> 63) >> 1);
-}
-
-// The places of the values in falling order; equal ones stay in their order.
-template <typename T> __device__ inline void rank(const T *values, u64 step, u32 n, u32 *order) {
-    for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
-        long long own = sort_key((double)values[(u64)i * step]);
-        u32 before = 0;
-        for (u32 j = 0; j < n; j++) {
-            long long other = sort_key((double)values[(u64)j * step]);
-            before += other > own || (other == own && j < i);
-        }
-        order[before] = i;
-    }
-    __syncthreads();
-}
-
 // kappa of H: with a = max(diag H, 0) + floor * max diag H,
 // kappa^2 = 1/n sum_{i<j} H_ij^2 / (a_i a_j) * (a_i + a_j) / (sqrt a_i + sqrt a_j)^2.
 // For a refresh also the ends of the diagonal, and its falling order.
@@ -282,6 +262,7 @@ __device__ inline void judge_turn(const Task *tasks, u32 n, const S *os, const i
     renewal->noise = __longlong_as_double(0x7ff8000000000000ll);
     renewal->rung = sound ? RUNG_CHOSEN : RUNG_STALE;
     renewal->fresh = sound;
+    renewal->steps = -1;
 }
 
 // The first basis: the eigenvectors, the largest eigenvalue first. The statistic in that basis is their diagonal.
@@ -314,6 +295,7 @@ __device__ inline void sort_basis(const Task *tasks, u32 n, const E *qs, const E
     }
     if (threadIdx.x != 0) return;
     own.noise = own.kappa = __longlong_as_double(0x7ff8000000000000ll);
+    own.steps = -1;
     own.rung = scale.sound ? rung : RUNG_STALE;
     own.fresh = scale.sound || !(t.flags & TASK_HAS_BASIS);
     *(Renewal *)t.report = own;

@@ -6,6 +6,7 @@
 //! | [`gemm`] | products, single and batched |
 //! | [`level3`] | `syrk`, `dgmm`, `geam` |
 //! | [`product`] | none: the arithmetic of products |
+//! | [`triangular`] | `trsmBatched` |
 //! | [`level1`] | `nrm2`, `dot`, `axpy`, `scal` |
 
 pub mod gemm;
@@ -13,5 +14,6 @@ pub mod handle;
 pub mod level1;
 pub mod level3;
 pub mod product;
+pub mod triangular;
 
 pub use handle::BlasHandle;

@@ -1,4 +1,4 @@
-//! Cholesky's factorization and the inverse from it, with the 32-bit interface.
+//! Cholesky's factorization, single and batched, and the inverse from it, with the 32-bit interface.
 
 use std::sync::Arc;
 
@@ -36,9 +36,7 @@ impl Problem {
         stage.window.put(scratch, &vec![0xa5; self.workspace() * size], 1)?;
         let n = self.a.rows;
         let mut m = self.a.load(&mut stage.window, Part::Lower)?;
-        // A single-precision library rounds as it goes.
-        let real = self.a.real;
-        let round = move |x: f64| if real == Real::F32 { f64::from(x as f32) } else { x };
+        let round = rounding(self.a.real);
         let status = match self.kind {
             Kind::Factor => factor(&mut m, n, round),
             Kind::Inverse => inverse(&mut m, n, round),
@@ -46,6 +44,11 @@ impl Problem {
         self.a.store(&mut stage.window, Part::Lower, &m)?;
         stage.window.put(info, &status.to_le_bytes(), 4)
     }
+}
+
+/// A single-precision library rounds as it goes.
+fn rounding(real: Real) -> impl Fn(f64) -> f64 {
+    move |x: f64| if real == Real::F32 { f64::from(x as f32) } else { x }
 }
 
 /// L in the lower triangle, column-major; the order of the first minor that is not positive, or 0.
@@ -143,6 +146,73 @@ impl Sim {
         Ok(())
     }
 }
+
+/// The strict upper triangles: a batched factorization uses them as workspace.
+fn spoil_upper(m: &mut [f64], n: usize) {
+    (0..n).for_each(|j| m[j * n..j * n + j].fill(f64::NAN));
+}
+
+impl Sim {
+    /// A = L Lᵀ for every matrix of a list of pointers in device memory. It needs no workspace of its own.
+    fn run_batched(
+        &mut self,
+        name: &str,
+        handle: u64,
+        problem: Problem,
+        (list, infos): (u64, u64),
+        count: c_int,
+    ) -> Result {
+        if count < 0 {
+            refuse!(InvalidValue, "batchSize is {count}");
+        }
+        let found = self.solver_handle(handle)?;
+        let (context, count) = (found.context, count as usize);
+        self.store.check(list, 8 * count, context)?;
+        self.store.check(infos, 4 * count, context)?;
+        let stream = self.stream(found.stream)?;
+        self.counters.totals.launches += 1;
+        self.counters.totals.solver_calls += 1;
+        let run: Run = Arc::new(move |stage| {
+            for i in 0..count as u64 {
+                let mut bytes = [0u8; 8];
+                stage.window.get(list + 8 * i, &mut bytes, 8)?;
+                let a = Matrix { address: u64::from_le_bytes(bytes), ..problem.a };
+                let mut m = a.load(&mut stage.window, Part::Lower)?;
+                let status = factor(&mut m, a.rows, rounding(a.real));
+                spoil_upper(&mut m, a.rows);
+                a.store(&mut stage.window, Part::All, &m)?;
+                stage.window.put(infos + 4 * i, &status.to_le_bytes(), 4)?;
+            }
+            Ok(())
+        });
+        self.enqueue(stream, name, Work::Run(run))?;
+        Ok(())
+    }
+}
+
+macro_rules! batched {
+    ($run:ident, $real:expr) => {
+        #[unsafe(no_mangle)]
+        #[allow(clippy::too_many_arguments)]
+        pub extern "C" fn $run(
+            handle: u64,
+            uplo: c_int,
+            n: c_int,
+            list: *mut c_void,
+            lda: c_int,
+            infos: *mut c_int,
+            count: c_int,
+        ) -> c_int {
+            solver(stringify!($run), |sim| {
+                let problem = sim.cholesky(handle, Kind::Factor, uplo, n, (list as u64, lda), $real)?;
+                sim.run_batched(stringify!($run), handle, problem, (list as u64, infos as u64), count)
+            })
+        }
+    };
+}
+
+batched!(cusolverDnSpotrfBatched, Real::F32);
+batched!(cusolverDnDpotrfBatched, Real::F64);
 
 macro_rules! entry {
     ($size:ident, $run:ident, $kind:expr, $real:expr) => {

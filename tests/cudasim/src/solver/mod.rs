@@ -3,7 +3,7 @@
 //! | module | entry points |
 //! | --- | --- |
 //! | [`handle`] | handles and parameter objects |
-//! | [`cholesky`] | `potrf` and `potri` |
+//! | [`cholesky`] | `potrf`, `potrfBatched` and `potri` |
 //! | [`evd`] | `Xsyevd` and `XsyevBatched` |
 //! | [`qr`] | `geqrf` and `orgqr` |
 //! | [`rounding`] | none: the errors of an eigensolver |
