@@ -155,6 +155,9 @@ fn both_forms_agree_with_the_cpu() {
 
 #[test]
 fn every_option_agrees_with_the_cpu() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated_with(&["eager"], &[], || {
         for form in ["exact", "in_basis"] {
             for options in [
@@ -184,6 +187,9 @@ fn every_option_agrees_with_the_cpu() {
 
 #[test]
 fn every_combination_of_types_agrees_with_the_cpu() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated_with(&["eager"], &[], || {
         for (param, grad) in [
             (Dtype::F64, Dtype::F64),
