@@ -395,11 +395,11 @@ fn a_step_that_leaves_the_statistics_alone_has_no_products_for_them() {
             };
             let (every, sparse, between) = (products(1), products(4), products(2));
             // The reference checks at 4, 8, 12, SOAP at 1, 5, 9.
-            let checks = |t: usize| if preset == "soap" { t % 4 == 1 } else { t % 4 == 0 };
+            let checks = |t: usize| t % 4 == usize::from(preset == "soap");
             let (mut unsure_of_4, mut unsure_of_2) = (true, true);
-            for t in 1..=12 {
+            for t in 1..=12usize {
                 let saved = |unsure: &mut bool, period: usize| {
-                    *unsure = *unsure || t == 1 || t % period == 0;
+                    *unsure = *unsure || t == 1 || t.is_multiple_of(period);
                     let saved = if *unsure { 0 } else { of_statistics };
                     *unsure = *unsure && !checks(t);
                     saved

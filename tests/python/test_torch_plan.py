@@ -47,6 +47,10 @@ def test_products_and_operations_are_counted():
     (param,) = foam.plan({"w": (64, 32)}, merge_dims=False).params
     # G Gᵀ and Gᵀ G into the statistics, L G and G R for the direction, two operations per multiplication.
     assert param.products == 4 and param.flops == 2 * 2 * (64 * 64 * 32 + 64 * 32 * 32)
+    # Without inverse roots, and with SOAP, the direction goes into the basis and back.
+    for options in ({"keep_inverse_root": False}, {"preset": "soap"}):
+        (param,) = foam.plan({"w": (64, 32)}, merge_dims=False, **options).params
+        assert param.products == 6 and param.flops == 2 * 3 * (64 * 64 * 32 + 64 * 32 * 32)
     (param,) = foam.plan({"w": foam.Param((64, 32), grafting_only=True)}).params
     assert (param.factors, param.products, param.flops) == ((), 0, 0)
 

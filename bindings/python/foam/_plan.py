@@ -24,6 +24,8 @@ class ParamPlan(NamedTuple):
     state_bytes: int
     #: For each block, the sides of its factors; empty for a parameter without a preconditioner.
     factors: Tuple[Tuple[int, ...], ...]
+    #: Products of each factor for the direction: one with an inverse root; without, one into the basis and one back.
+    direction_products: int = 1
 
     @property
     def values(self) -> int:
@@ -32,13 +34,14 @@ class ParamPlan(NamedTuple):
 
     @property
     def products(self) -> int:
-        """Matrix products of a step: for each factor one into its statistic and one for the direction."""
-        return 2 * sum(len(sides) for sides in self.factors)
+        """Matrix products of a step: for each factor one into its statistic and one or two for the direction."""
+        return (1 + self.direction_products) * sum(len(sides) for sides in self.factors)
 
     @property
     def flops(self) -> int:
         """Floating-point operations of these products."""
-        return sum(4 * math.prod(sides) * sum(sides) for sides in self.factors)
+        multiplied = sum(math.prod(sides) * sum(sides) for sides in self.factors)
+        return 2 * (1 + self.direction_products) * multiplied
 
 
 class Plan(NamedTuple):
@@ -104,8 +107,16 @@ def plan(specs: Sequence[ParamSpec], preset: Optional[str], options: Mapping[str
         sizes[block.param_index] += block.state_bytes
         if block.factors:
             sides[block.param_index].append(tuple(block.shape[: block.ndim]))
+    config = _config(preset, options)
+    has_roots = config.keep_inverse_root and config.preconditioner != _structs.PRECONDITIONER_SOAP
+    directions = 1 if has_roots else 2
     planned = zip(specs, sizes, sides)
-    return Plan([ParamPlan(spec.name, tuple(spec.shape), spec.dtype, size, tuple(own)) for spec, size, own in planned])
+    return Plan(
+        [
+            ParamPlan(spec.name, tuple(spec.shape), spec.dtype, size, tuple(own), directions)
+            for spec, size, own in planned
+        ]
+    )
 
 
 def memory(handles: Sequence[Handle]) -> Dict[str, Any]:

@@ -346,7 +346,7 @@ fn scale_rows<W: Real>(shared: &Shared, tile: &Tile, y: Span2<W>) {
     for row in 0..y.rows {
         let (mut place, mut scale) = (tile.panel.start + row, W::of(1.0));
         for axis in (0..tile.axis).rev() {
-            scale = scale * roots(axis)[place % block.dims[axis]];
+            scale *= roots(axis)[place % block.dims[axis]];
             place /= block.dims[axis];
         }
         // SAFETY: a row that this tile has just written.
