@@ -9,6 +9,9 @@ use crate::tier::{self, Need};
 use foam::abi::*;
 use std::collections::BTreeMap;
 
+/// Faults are many, and no address is used again: whatever is used or freed after its end is told.
+const QUIETLY: [(&str, &str); 2] = [("CUDASIM_QUIET", "1"), ("CUDASIM_REUSE", "0")];
+
 const OPTIONS: &str = "device=cuda:0 check_period=4 beta2=0.9 policy=stale epsilon=1e-3 epsilon_max=3e-2";
 
 /// Everything that a step or a creation calls, and the status that its failure gives.
@@ -172,7 +175,7 @@ fn print(what: &str, tallies: &BTreeMap<&str, Tally>) {
 
 #[test]
 fn a_fault_in_a_plain_step_changes_nothing_or_says_what_is_lost() {
-    simulated_with(&["eager"], &[("CUDASIM_QUIET", "1")], || {
+    simulated_with(&["eager"], &QUIETLY, || {
         let tallies = sweep(bed, 5);
         print("plain step", &tallies);
         assert!(tallies["cuLaunchKernel"].lost > 0 && tallies["cuLaunchKernel"].unchanged > 0);
@@ -186,7 +189,7 @@ fn a_fault_in_a_check_changes_nothing_or_says_what_is_lost() {
     if !tier::runs(Need::Long) {
         return;
     }
-    simulated_with(&["eager"], &[("CUDASIM_QUIET", "1")], || {
+    simulated_with(&["eager"], &QUIETLY, || {
         let tallies = sweep(bed, 7);
         print("check", &tallies);
         // A solver that fails costs no step: the stale basis stays.
@@ -199,7 +202,7 @@ fn a_fault_in_a_step_of_soap_changes_nothing_or_says_what_is_lost() {
     if !tier::runs(Need::Long) {
         return;
     }
-    simulated_with(&["eager"], &[("CUDASIM_QUIET", "1")], || {
+    simulated_with(&["eager"], &QUIETLY, || {
         let tallies = sweep(|| bed_of("soap", SOAP), 5);
         print("SOAP, plain step", &tallies);
         assert!(tallies["cuLaunchKernel"].lost > 0 && tallies["cuLaunchKernel"].unchanged > 0);
@@ -268,7 +271,7 @@ fn a_fault_at_the_creation_of_soap_is_an_error_and_leaks_nothing() {
     if !tier::runs(Need::Long) {
         return;
     }
-    simulated_with(&["eager"], &[("CUDASIM_QUIET", "1")], || faults_at_creation("soap", SOAP));
+    simulated_with(&["eager"], &QUIETLY, || faults_at_creation("soap", SOAP));
 }
 
 #[test]
@@ -276,7 +279,7 @@ fn a_fault_at_creation_is_an_error_and_leaks_nothing() {
     if !tier::runs(Need::Long) {
         return;
     }
-    simulated_with(&["eager"], &[("CUDASIM_QUIET", "1")], || faults_at_creation("reference", OPTIONS));
+    simulated_with(&["eager"], &QUIETLY, || faults_at_creation("reference", OPTIONS));
 }
 
 fn faults_at_creation(preset: &str, options: &str) {

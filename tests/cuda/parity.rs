@@ -26,26 +26,51 @@ fn traces() -> Vec<Case> {
     files.iter().map(|file| Case::load(file).unwrap()).collect()
 }
 
-fn golden_in(precision: Precision) {
+/// Every counter equal, and every error within `room` times what the trace allows.
+fn golden_in(precision: Precision, room: f64) {
+    let (mut worst, mut wrong) = (0f64, Vec::new());
     for case in traces() {
         let report = replay_on("cuda:0", &case, precision).unwrap_or_else(|e| panic!("{}: {e}", case.name));
         assert!(report.compared > 0);
-        let off: Vec<_> = report.checks.iter().filter(|c| !c.passed()).map(|c| (c.name, c.error)).collect();
-        assert!(report.passed(), "{}: {off:?}, {} counters differ", case.name, report.differing);
+        for check in &report.checks {
+            let ratio = check.error.map_or(0.0, |error| error / check.tolerance);
+            worst = worst.max(ratio);
+            if ratio > room {
+                wrong.push(format!("{}: {} is {ratio:.2} tolerances off", case.name, check.name));
+            }
+        }
+        if report.differing > 0 {
+            wrong.push(format!("{}: {} counters differ", case.name, report.differing));
+        }
     }
+    println!("| golden traces in {} | worst error {worst:.2} of its tolerance |", precision.name());
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 #[test]
 fn every_golden_trace_agrees_in_f64() {
-    simulated(|| golden_in(Precision::F64));
+    simulated(|| golden_in(Precision::F64, 1.0));
 }
 
+/// The traces state what an eigensolver of LAPACK's accuracy gives: an error of about one epsilon of the largest
+/// eigenvalue.
 #[test]
 fn every_golden_trace_agrees_in_f32() {
     if !tier::runs(Need::Long) {
         return;
     }
-    simulated(|| golden_in(Precision::F32));
+    let knobs = [("CUDASIM_EVD_NOISE", "1")];
+    simulated_with(&["eager", "deferred"], &knobs, || golden_in(Precision::F32, 1.0));
+}
+
+/// The solver's error reaches the results in proportion, so eight times that error has eight times the room. The
+/// counters stay equal: no decision of a trace lies that near to its edge.
+#[test]
+fn every_golden_trace_agrees_in_f32_with_a_solver_of_eight_epsilons() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
+    simulated_with(&["eager"], &[], || golden_in(Precision::F32, 8.0));
 }
 
 /// A model with blocks of every order, some of them equal, some cut from a larger parameter.
@@ -136,35 +161,57 @@ fn parity(preset: &str, options: &str, param: Dtype, grad: Dtype, tolerance: f64
     }
 }
 
+const POLICIES: [&str; 15] = [
+    "stale",
+    // The first basis comes late: a statistic without full rank has many, and corrections depend on which.
+    "stale check_period=12 correction_period=4",
+    "sandwich check_period=12 correction_period=4",
+    "foam",
+    "foam_fixed_epsilon",
+    "foam_no_refresh",
+    "diagonal_residual",
+    "foam_certified",
+    "sandwich",
+    "foam statistics_period=2",
+    "foam keep_inverse_root=false",
+    "sandwich keep_inverse_root=false",
+    // The same, for a vector of eight.
+    "sandwich statistics_period=2 start_step=20",
+    "foam statistics_period=4",
+    "grafting_only",
+];
+
 #[test]
 fn every_policy_agrees_with_the_cpu() {
     if !tier::runs(Need::Long) {
         return;
     }
     simulated(|| {
-        for policy in [
-            "stale",
-            // The first basis comes late: a statistic without full rank has many, and corrections depend on which.
-            "stale check_period=12 correction_period=4",
-            "sandwich check_period=12 correction_period=4",
-            "foam",
-            "foam_fixed_epsilon",
-            "foam_no_refresh",
-            "diagonal_residual",
-            "foam_certified",
-            "sandwich",
-            "foam statistics_period=2",
-            "foam keep_inverse_root=false",
-            "sandwich keep_inverse_root=false",
-            // The same, for a vector of eight.
-            "sandwich statistics_period=2 start_step=20",
-            "foam statistics_period=4",
-            "grafting_only",
-        ] {
+        for policy in POLICIES {
             parity("reference", &format!("policy={policy}"), Dtype::F64, Dtype::F64, 1e-9);
         }
         parity("paper", "", Dtype::F64, Dtype::F64, 1e-9);
         parity("paper", "policy=stale", Dtype::F64, Dtype::F64, 1e-9);
+    });
+}
+
+/// In f32 the CPU's solver and the device's are off by different errors, so a decision nearer to its edge than these may
+/// go either way. None of this model's is: counters are equal at eight times the usual error as well.
+#[test]
+fn every_policy_decides_as_the_cpu_in_f32() {
+    policies_in_f32("8");
+}
+
+#[test]
+fn every_policy_decides_as_the_cpu_in_f32_at_eight_times_the_solvers_error() {
+    policies_in_f32("64");
+}
+
+fn policies_in_f32(noise: &str) {
+    simulated_with(&["eager"], &[("CUDASIM_EVD_NOISE", noise)], || {
+        for policy in POLICIES {
+            parity("reference", &format!("policy={policy}"), Dtype::F32, Dtype::F32, 2e-3);
+        }
     });
 }
 
@@ -252,6 +299,7 @@ fn checkpoints_cross_between_cpu_and_device() {
         for (a, b) in cpu.0.iter().zip(&gpu.0) {
             assert!(difference(&a.values(), &b.values()) < 2e-4);
         }
+        // Decisions are far enough from their edges for f32, as `every_policy_decides_as_the_cpu_in_f32` measures.
         cpu.1.iter().zip(&gpu.1).for_each(|(a, b)| assert_eq!(counts(a), counts(b)));
         // On one device the way over a checkpoint changes no bit.
         assert_eq!(go_on("cuda:0").0, gpu.0);

@@ -4,6 +4,7 @@
 use crate::comm::Fault;
 use crate::rank::{Hold, OPTIONS, P, Rank, cut, grads, p, ranks, until_refused, values};
 use crate::simulated::{clear_faults, count, fail, simulated, simulated_with};
+use crate::support::matrix::difference;
 use foam::abi::*;
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
@@ -27,36 +28,60 @@ fn alone(params: &[P]) -> (Vec<Vec<u8>>, Vec<u8>) {
     (rank.values.clone(), rank.memory())
 }
 
+/// To the last bit, if the eigensolvers are exact: cuSOLVER has one routine for a single matrix and one for several, the
+/// ranks have other numbers of factors than one process, and the two routines do not round alike.
 #[test]
 fn ranks_on_a_device_give_the_bits_of_one_process() {
-    simulated(|| {
-        let params = model();
-        let (expected, state) = alone(&params);
-        for (size, hold) in [
-            (1, Hold::Replicated),
-            (2, Hold::Replicated),
-            (3, Hold::Replicated),
-            (2, Hold::Sharded(0)),
-            (3, Hold::Sharded(1)),
-            (4, Hold::Hybrid(0)),
-            (2, Hold::Mixed),
-        ] {
-            ranks(size, Fault::None, |number, member| {
-                let start = values(&params, 1);
-                let mut rank = Rank::new(&options(), &params, hold, &start, Some(member)).unwrap();
-                for step in 0..STEPS {
-                    assert_eq!(rank.step(&grads(&params, step), 0.01), Ok(false));
+    simulated_with(&["eager", "deferred"], &[("CUDASIM_EVD_NOISE", "0")], || runs_agree(true));
+}
+
+/// With the solvers' rounding: eigenvalues are off by 1e-6 of the largest, which here is 1 to 10, beside a damping of
+/// at least 1e-4; the inverse fourth root of the smallest is off by up to 2 %, and seven steps of 0.01 move a weight of
+/// about 1 by 0.07.
+#[test]
+fn ranks_on_a_device_agree_with_one_process_whatever_routine_decomposes() {
+    simulated(|| runs_agree(false));
+}
+
+fn runs_agree(exactly: bool) {
+    let params = model();
+    let (expected, state) = alone(&params);
+    for (size, hold) in [
+        (1, Hold::Replicated),
+        (2, Hold::Replicated),
+        (3, Hold::Replicated),
+        (2, Hold::Sharded(0)),
+        (3, Hold::Sharded(1)),
+        (4, Hold::Hybrid(0)),
+        (2, Hold::Mixed),
+    ] {
+        ranks(size, Fault::None, |number, member| {
+            let start = values(&params, 1);
+            let mut rank = Rank::new(&options(), &params, hold, &start, Some(member)).unwrap();
+            for step in 0..STEPS {
+                assert_eq!(rank.step(&grads(&params, step), 0.01), Ok(false));
+            }
+            for (index, p) in params.iter().enumerate() {
+                let own = cut(&expected[index], &p.shape, p.width(), rank.parts[index]);
+                let what = format!("{} on rank {number} of {size}, {hold:?}", p.name);
+                if exactly {
+                    assert!(rank.values[index] == own, "{what}");
+                } else if p.width() == 4 {
+                    let off = difference(&floats(&rank.values[index]), &floats(&own));
+                    assert!(off < 2e-3, "{what}: off by {off:e}");
                 }
-                for (index, p) in params.iter().enumerate() {
-                    let own = cut(&expected[index], &p.shape, p.width(), rank.parts[index]);
-                    assert!(rank.values[index] == own, "{} on rank {number} of {size}, {hold:?}", p.name);
-                }
+            }
+            if exactly {
                 assert!(rank.memory() == state, "the state on rank {number} of {size}, {hold:?}");
-                let stats = rank.stats();
-                assert_eq!((stats.steps, stats.skipped_steps), (STEPS, 0));
-            });
-        }
-    });
+            }
+            let stats = rank.stats();
+            assert_eq!((stats.steps, stats.skipped_steps), (STEPS, 0));
+        });
+    }
+}
+
+fn floats(bytes: &[u8]) -> Vec<f64> {
+    bytes.chunks_exact(4).map(|x| f64::from(f32::from_ne_bytes([x[0], x[1], x[2], x[3]]))).collect()
 }
 
 /// A plain step waits for its notes: once if parameters are replicated, twice if they are sharded. It allocates nothing.

@@ -50,14 +50,31 @@ fn every_trace_of_soap_agrees_in_f64() {
     });
 }
 
+/// The traces state what an eigensolver of LAPACK's accuracy gives: an error of about one epsilon of the largest
+/// eigenvalue.
 #[test]
 fn every_trace_of_soap_agrees_in_f32() {
     if !tier::runs(Need::Long) {
         return;
     }
-    simulated(|| {
+    simulated_with(&["eager", "deferred"], &[("CUDASIM_EVD_NOISE", "1")], || {
         golden_in(Precision::F32, "exact", |stated| stated);
         golden_in(Precision::F32, "in_basis", |stated| stated);
+    });
+}
+
+/// With eight epsilons the weights are not off in proportion: Adam divides every element of the rotated gradient by its
+/// own size, so where one is small, an error of the first basis turns its sign. The worst traces (`soap_square`, `soap_normalized`) were
+/// 2e-3 of the way off, with 1e-4 at one epsilon; that nothing is worse, and that every refresh comes when it should, is
+/// what is left to check in f32. In f64 the same solver errors stay below 1e-9.
+#[test]
+fn traces_of_soap_stay_near_in_f32_with_a_solver_of_eight_epsilons() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
+    simulated_with(&["eager"], &[], || {
+        golden_in(Precision::F32, "exact", |_| 5e-3);
+        golden_in(Precision::F32, "in_basis", |_| 5e-3);
     });
 }
 

@@ -88,12 +88,11 @@ impl Arithmetic {
                 c
             }
             Arithmetic::F16 => {
-                let mut c = vec![0.0; m * n];
-                for at in 0..m * n {
+                let entry = |at: usize| {
                     let (i, j) = (at % m, at / m);
-                    c[at] = (0..k).fold(0.0, |sum, l| f16::from_f64(sum + a[l * m + i] * b(l, j)).to_f64());
-                }
-                c
+                    (0..k).fold(0.0, |sum, l| f16::from_f64(sum + a[l * m + i] * b(l, j)).to_f64())
+                };
+                (0..m * n).map(entry).collect()
             }
             _ => {
                 let a: Vec<f32> = a.iter().map(|x| self.operand(*x as f32)).collect();
