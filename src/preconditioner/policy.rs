@@ -33,9 +33,9 @@ pub enum BoundRule {
     None = 0,
     /// The first-order part alone is above τ, and the sandwich cannot be below it.
     Exceeded = 1,
-    /// Theorem 1 with what an average can have lost.
+    /// Theorem 1, or the remainder, with what an average can have lost.
     Average = 2,
-    /// Theorem 1 with bounds of the drift's spectrum, or the spectral form.
+    /// The same with bounds of the drift's spectrum, or the spectral form.
     Spectral = 3,
     /// Theorem 2, the sandwich.
     Sandwich = 4,

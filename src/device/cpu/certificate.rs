@@ -4,6 +4,8 @@
 //! The passes over the n²/2 numbers of M are in the precision of the statistic, [`LANES`] rows at a time: rows of such a
 //! group that are not below the diagonal are made zero, and vectors are padded with zeros to whole groups.
 
+use super::inverse;
+use super::product::{Span2, mirror};
 use super::real::{Real, vectorized};
 use super::scratch::Scratch;
 use crate::device::Certificate;
@@ -12,8 +14,7 @@ use crate::preconditioner::damping::inverse_power;
 use crate::preconditioner::policy::BoundRule;
 use faer::dyn_stack::StackReq;
 use faer::linalg::cholesky::llt;
-use faer::linalg::triangular_inverse::invert_lower_triangular;
-use faer::{Auto, MatMut, MatRef, Par, Spec};
+use faer::{Auto, MatMut, Par, Spec};
 
 /// Rows that are worked on together.
 const LANES: usize = 8;
@@ -179,9 +180,12 @@ impl<S: Real> Corrected<'_, S> {
                 return found(bound, BoundRule::Spectral, loss, true);
             }
         }
-        copy_lower(m, work, S::of(1.0), n);
-        let by_sandwich = if factorize(work, n, scratch) {
-            sandwich(m, work, inverse, &mut vectors, &coupling) / (2.0 * norm.sqrt())
+        let by_sandwich = if invert(m, work, inverse, n) {
+            let sum = vectorized(
+                #[inline(always)]
+                || ball(m, work, &mut vectors, &coupling),
+            );
+            sum / (2.0 * norm.sqrt())
         } else {
             f64::INFINITY
         };
@@ -409,40 +413,18 @@ fn factorize<S: Real>(matrix: &mut [S], n: usize, scratch: &mut Scratch) -> bool
     llt::factor::cholesky_in_place(whole, Default::default(), Par::Seq, stack, tuned()).is_ok()
 }
 
-/// ‖C∘(N⁻¹ − I − M)‖_F + ‖C∘(N⁻¹ − I + M)‖_F, for the Cholesky factor L of N in the lower triangle of `factor`, which is
-/// used, as is `inverse`.
-fn sandwich<S: Real>(
-    m: &[S],
-    factor: &mut [S],
-    inverse: &mut [S],
-    vectors: &mut Vectors<S>,
-    coupling: &Coupling,
-) -> f64 {
-    use faer::linalg::matmul::triangular::{BlockStructure, matmul};
-    let n = vectors.n;
-    let root = MatRef::from_column_major_slice(&*factor, n, n);
-    invert_lower_triangular(MatMut::from_column_major_slice_mut(&mut *inverse, n, n), root, Par::Seq);
-    let root = MatRef::from_column_major_slice(&*inverse, n, n);
-    // N⁻¹ = L⁻ᵀL⁻¹.
-    matmul(
-        MatMut::from_column_major_slice_mut(&mut *factor, n, n),
-        BlockStructure::TriangularLower,
-        faer::Accum::Replace,
-        root.transpose(),
-        BlockStructure::TriangularUpper,
-        root,
-        BlockStructure::TriangularLower,
-        S::of(1.0),
-        Par::Seq,
-    );
-    vectorized(
-        #[inline(always)]
-        || ball(m, factor, vectors, coupling),
-    )
+/// The lower triangle of `target` becomes that of N⁻¹ = (I + M)⁻¹; `room` is used. False if N is not positive definite.
+fn invert<S: Real>(m: &[S], target: &mut [S], room: &mut [S], n: usize) -> bool {
+    // SAFETY: different matrices of n² numbers.
+    unsafe {
+        mirror::<S, S>(m.as_ptr(), n, target.as_mut_ptr(), n, 1.0);
+        target.iter_mut().step_by(n + 1).for_each(|x| *x = S::of(1.0));
+        inverse::invert(Span2::square(target.as_mut_ptr(), n), Span2::square(room.as_mut_ptr(), n))
+    }
 }
 
-/// The centre's length and the radius of the ball that the sandwich puts the gap into, both doubled: their sum. The
-/// lower triangle of `n_inverse` is N⁻¹.
+/// ‖C∘(N⁻¹ − I − M)‖_F + ‖C∘(N⁻¹ − I + M)‖_F, the length of the centre and the radius of the ball that the sandwich puts
+/// the gap into, both doubled. The lower triangle of `n_inverse` is N⁻¹.
 #[inline(always)]
 fn ball<S: Real>(m: &[S], n_inverse: &mut [S], vectors: &mut Vectors<S>, coupling: &Coupling) -> f64 {
     let n = vectors.n;

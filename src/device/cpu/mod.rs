@@ -6,6 +6,7 @@ mod apply;
 mod certificate;
 mod evd;
 pub mod gap;
+mod inverse;
 mod pool;
 mod product;
 mod qr;
