@@ -361,7 +361,9 @@ fn a_damaged_state_is_refused() {
     let said = ["clock of block 0", "weight = NaN", "foam_stack_reset"];
     refuses(foam_xla_accumulate, &mut args, &mut calls.accumulate_rets(), &attributes(&[]), &said);
     let (mut calls, ..) = parts();
-    calls.record.data[34 + 13] = -7i64 as u64;
+    // A record is a list of numbers of two words each.
+    let numbers = *calls.record.dims.last().unwrap() as usize / 2;
+    calls.record.data[numbers + 13] = -7i64 as u64;
     let mut args = calls.check_args(&calls.info());
     let said = ["record of block 0, axis 1", "-7", "foam_stack_reset"];
     refuses(foam_xla_check, &mut args, &mut calls.check_rets(), &attributes(&[]), &said);

@@ -232,7 +232,9 @@ static void damaged(void) {
     ACCUMULATE(FOAM_INVALID_ARGUMENT, "clock of block 0|weight = 2|foam_stack_reset", (void)0);
     memcpy(s.state_data[CLOCK], good, sizeof good);
     memcpy(good, s.state_data[RECORD], sizeof good);
-    s.state_data[RECORD][34] = (double)NAN;
+    size_t numbers = 0;
+    OK(&s.error, foam_record_fields(NULL, sizeof(foam_record_field), 0, &numbers, &s.error));
+    s.state_data[RECORD][numbers] = (double)NAN;
     memcpy(remembered, s.state_data, sizeof remembered);
     CHECKING(FOAM_INVALID_ARGUMENT, "record of block 0, axis 1|epsilon = NaN", (void)0);
     memcpy(s.state_data[RECORD], good, sizeof good);
