@@ -232,12 +232,12 @@ fn every_option_of_the_step_agrees_with_the_cpu() {
     });
 }
 
-/// Vectors of 60 elements, whose statistics have no full rank at any step. Here the solvers are exact: with errors of
-/// eight epsilons a parameter is 9e-2 off in f64, under `foam` and `stale` alike. Why is not known yet; that the null
-/// space has many bases is the first thing to look at.
+/// Vectors of 60 elements, whose statistics have no full rank at any step. The solvers are as good as LAPACK's here, off
+/// by one epsilon: with eight a parameter is 9e-2 off in f64, under `foam` and `stale` alike. Some decision about
+/// eigenvalues near zero lies between; which one is not known yet.
 #[test]
 fn merged_dimensions_agree_with_the_cpu() {
-    simulated_with(&["eager"], &[("CUDASIM_EVD_NOISE", "0")], || {
+    simulated_with(&["eager"], &[("CUDASIM_EVD_NOISE", "1")], || {
         parity("reference", "max_factor_dim=64 merge_dims=true", Dtype::F64, Dtype::F64, 1e-9);
     });
 }
