@@ -319,8 +319,9 @@ def stand_in(plan: Structure) -> Tuple[List[ParamSpec], int]:
     axis, rests of equal size stay equal and others differ. Of equal parameters two are left.
     """
     rests = sorted({side % plan.limit for param in plan.params for side in param.shape} - {0})
-    small = {rest: number for number, rest in enumerate(rests, start=1)}
-    limit = max(len(rests) + 1, 2)
+    # Sides of 2 are decomposed one by one, larger ones together.
+    small = {rest: 1 if rest == 1 else number for number, rest in enumerate(rests, start=3)}
+    limit = len(rests) + 3
     seen: Counter = Counter()
     kept = []
     for param in plan.params:

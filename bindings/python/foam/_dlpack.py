@@ -47,9 +47,10 @@ _is_valid.restype = ctypes.c_int
 _is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
-def borrow(array: Any) -> Tuple[_structs.Tensor, bool, bool, Optional[int], Any]:
+def borrow(array: Any, wanted: Optional[int] = None) -> Tuple[_structs.Tensor, bool, bool, Optional[int], Any]:
     """The ``DLTensor`` of an array with ``__dlpack__`` (or of a capsule), whether it is read-only, whether its
-    producer copied it for the export, the CUDA stream on which it is ready, and what keeps it alive.
+    producer copied it for the export, the CUDA stream on which it is ready, and what keeps it alive. The producer makes
+    it ready on the stream that is ``wanted``, if one is, else on the one that its framework works on.
     """
     stream = None
     capsule = array
@@ -60,7 +61,7 @@ def borrow(array: Any) -> Tuple[_structs.Tensor, bool, bool, Optional[int], Any]
             wait()
         device_type = int(array.__dlpack_device__()[0])
         if device_type in (_structs.DEVICE_CUDA, _structs.DEVICE_CUDA_MANAGED):
-            stream = _current_stream(array)
+            stream = _current_stream(array) if wanted is None else wanted
         capsule = _export(array, stream)
     if _is_valid(capsule, b"dltensor_versioned"):
         managed = _Versioned.from_address(_get_pointer(capsule, b"dltensor_versioned"))

@@ -153,10 +153,10 @@ class Optimizer:
         arrays = [p.array for p in self._params] if params is None else self._ordered(params, "params")
         targets = []
         for index, (name, array) in enumerate(zip(self._handle.names, arrays)):
-            targets.append(view(array, Owner(name, index)))
+            targets.append(view(array, Owner(name, index), stream))
         sources: List[Optional[View]] = []
         for index, (name, grad) in enumerate(zip(self._handle.names, self._ordered(grads, "grads"))):
-            sources.append(None if grad is None else view(grad, Owner(name, index, is_gradient=True)))
+            sources.append(None if grad is None else view(grad, Owner(name, index, is_gradient=True), stream))
         lr = None if lr is None else float(lr)
         # What a log handler raises, an interrupt say, waits until autograd has been told.
         with hearing():

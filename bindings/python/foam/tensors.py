@@ -102,14 +102,14 @@ class View:
         return "cpu" if kind in _HOST else f"cuda:{number}"
 
 
-def view(array: Any, owner: Owner) -> View:
-    """A view of ``array``; as a parameter it has to be writable.
+def view(array: Any, owner: Owner, stream: Optional[int] = None) -> View:
+    """A view of ``array``; as a parameter it has to be writable. It will be used on the CUDA stream ``stream``.
 
     Raises:
         UnsupportedError: the element type, the device or the memory layout is not served, or it is no array.
         InvalidArgumentError: a parameter's memory is read-only.
     """
-    seen = _seen(array, owner)
+    seen = _seen(array, owner, stream)
     # The library takes address 0 for "takes no part", whatever the shape. It has its own words for empty parameters.
     if not seen.data and (owner.is_gradient or 0 not in seen.shape):
         owner.refuse(
@@ -120,7 +120,7 @@ def view(array: Any, owner: Owner) -> View:
     return seen
 
 
-def _seen(array: Any, owner: Owner) -> View:
+def _seen(array: Any, owner: Owner, stream: Optional[int]) -> View:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         return _from_torch(torch, array, owner)
@@ -136,7 +136,7 @@ def _seen(array: Any, owner: Owner) -> View:
     if hasattr(array, "__array_interface__"):
         return _from_array_interface(array, owner)
     if hasattr(array, "__dlpack__") or type(array).__name__ == "PyCapsule":
-        return _from_dlpack(array, owner)
+        return _from_dlpack(array, owner, stream)
     if hasattr(array, "__cuda_array_interface__"):
         return _from_cuda_array_interface(array, owner)
     return _from_buffer(array, owner)
@@ -208,7 +208,7 @@ def _from_array_interface(array: Any, owner: Owner) -> View:
     return View(address, dtype, shape, (array, about))
 
 
-def _from_dlpack(array: Any, owner: Owner) -> View:
+def _from_dlpack(array: Any, owner: Owner, wanted: Optional[int]) -> View:
     immutable = type(array).__module__.partition(".")[0] in ("jax", "jaxlib")
     if immutable and not owner.is_gradient:
         owner.refuse(
@@ -217,7 +217,7 @@ def _from_dlpack(array: Any, owner: Owner) -> View:
             "tensor (numpy.array(x) makes a writable copy; JAX arrays are fine as gradients)",
         )
     try:
-        tensor, read_only, copied, stream, keep = borrow(array)
+        tensor, read_only, copied, stream, keep = borrow(array, wanted)
     except (BufferError, TypeError, ValueError, RuntimeError) as cause:
         owner.refuse(UnsupportedError, f"{type(array).__name__} gave no DLPack view: {cause}")
     if tensor.dtype.lanes != 1:

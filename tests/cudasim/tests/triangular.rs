@@ -1,4 +1,4 @@
-//! Batched Cholesky factorizations, triangular systems, and products whose operands are rounded.
+//! Batched Cholesky factorizations and triangular systems.
 
 #![cfg(not(feature = "no-batched-evd"))]
 
@@ -6,7 +6,7 @@ mod common;
 
 use std::ffi::c_void;
 
-use cudasim::blas::{gemm::*, handle::*, triangular::*};
+use cudasim::blas::{handle::*, triangular::*};
 use cudasim::solver::{cholesky::*, handle::*};
 
 use common::{Gpu, count, reason};
@@ -92,47 +92,4 @@ fn triangular_systems_are_solved_from_both_sides_and_transposed() {
     let bad = cublasDtrsmBatched(handle, 0, 0, 0, 0, 3, 3, ptr(&one), lists as _, 2, lists as _, 3, 1);
     assert_ne!(bad, 0, "a leading dimension below the side");
     assert_eq!(cublasDestroy_v2(handle), 0);
-}
-
-#[test]
-fn a_compute_type_of_tf32_rounds_operands_to_ten_bits_and_sums_not() {
-    let gpu = Gpu::new();
-    let handle = blas(&gpu);
-    // 1 + 2^-10 stays, 1 + 2^-11 is a tie and goes to 1, and so does 1 + 2^-12; 3·2^-12 goes up.
-    let ulp = 2f32.powi(-10);
-    let values = [1.0 + ulp, 1.0 + ulp / 2.0, 1.0 + ulp / 4.0, 1.0 + 0.75 * ulp];
-    let rounded = [1.0 + ulp, 1.0, 1.0, 1.0 + ulp];
-    let (a, b, c) = (gpu.upload(&values), gpu.upload(&[1f32]), gpu.alloc::<f32>(4));
-    let (one, zero) = (1f32, 0f32);
-    for (compute, expected) in [(68, values), (77, rounded)] {
-        let status = cublasGemmStridedBatchedEx(
-            handle,
-            0,
-            0,
-            4,
-            1,
-            1,
-            ptr(&one),
-            a as _,
-            0,
-            4,
-            4,
-            b as _,
-            0,
-            1,
-            1,
-            ptr(&zero),
-            c as _,
-            0,
-            4,
-            4,
-            1,
-            compute,
-            -1,
-        );
-        assert_eq!(status, 0, "{}", reason());
-        assert_eq!(gpu.download::<f32>(c, 4), expected);
-    }
-    assert_eq!(cublasDestroy_v2(handle), 0);
-    gpu.clean();
 }
