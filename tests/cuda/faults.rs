@@ -225,6 +225,9 @@ fn a_fault_in_a_step_of_soap_changes_nothing_or_says_what_is_lost() {
 
 #[test]
 fn a_fault_in_a_refresh_by_qr_steps_changes_nothing_or_says_what_is_lost() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     const QR: &str = "device=cuda:0 check_period=4 beta2=0.5 refresh_method=qr tau=0.5 merge_dims=false";
     simulated_with(&["eager"], &[("CUDASIM_QUIET", "1")], || {
         // The first bases, and a check that senses them first.

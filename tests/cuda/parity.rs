@@ -204,6 +204,9 @@ fn every_policy_decides_as_the_cpu_in_f32() {
 
 #[test]
 fn every_policy_decides_as_the_cpu_in_f32_at_eight_times_the_solvers_error() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     policies_in_f32("64");
 }
 
