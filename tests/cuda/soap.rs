@@ -50,31 +50,40 @@ fn every_trace_of_soap_agrees_in_f64() {
     });
 }
 
-/// The traces state what an eigensolver of LAPACK's accuracy gives: an error of about one epsilon of the largest
-/// eigenvalue.
+/// What the traces state holds for the rounding of the steps, with a first basis that is exact to the last digits.
 #[test]
 fn every_trace_of_soap_agrees_in_f32() {
     if !tier::runs(Need::Long) {
         return;
     }
-    simulated_with(&["eager", "deferred"], &[("CUDASIM_EVD_NOISE", "1")], || {
+    simulated_with(&["eager", "deferred"], &[("CUDASIM_EVD_NOISE", "0")], || {
         golden_in(Precision::F32, "exact", |stated| stated);
         golden_in(Precision::F32, "in_basis", |stated| stated);
     });
 }
 
-/// With eight epsilons the weights are not off in proportion: Adam divides every element of the rotated gradient by its
-/// own size, so where one is small, an error of the first basis turns its sign. The worst traces (`soap_square`, `soap_normalized`) were
-/// 2e-3 of the way off, with 1e-4 at one epsilon; that nothing is worse, and that every refresh comes when it should, is
-/// what is left to check in f32. In f64 the same solver errors stay below 1e-9.
+/// With a solver's errors the weights are not off in proportion: Adam divides every element of the rotated gradient by
+/// its own size, so where one is small, an error of the first basis turns its sign, and how many it turns depends on the
+/// error that is drawn. The worst trace (`soap_normalized`) was 1e-4 and 2.3e-4 of the way off in two draws at one
+/// epsilon, 2e-3 and 8e-3 at eight. That nothing is far worse, and that every refresh comes when it should, is what is
+/// left to check in f32. In f64 the same solver errors stay below 1e-9.
+#[test]
+fn traces_of_soap_stay_near_in_f32_with_a_solver_of_one_epsilon() {
+    near_in_f32("1", 1e-3);
+}
+
 #[test]
 fn traces_of_soap_stay_near_in_f32_with_a_solver_of_eight_epsilons() {
+    near_in_f32("8", 2e-2);
+}
+
+fn near_in_f32(noise: &str, most: f64) {
     if !tier::runs(Need::Long) {
         return;
     }
-    simulated_with(&["eager"], &[], || {
-        golden_in(Precision::F32, "exact", |_| 5e-3);
-        golden_in(Precision::F32, "in_basis", |_| 5e-3);
+    simulated_with(&["eager"], &[("CUDASIM_EVD_NOISE", noise)], || {
+        golden_in(Precision::F32, "exact", |_| most);
+        golden_in(Precision::F32, "in_basis", |_| most);
     });
 }
 
