@@ -49,6 +49,7 @@ fn it_has_the_bits_and_the_statistics_of_the_c_functions() {
     let mut through_c = Model::new("reference", &options, &specs);
     let params = (0..).zip(shapes).map(|(i, shape)| Param::new(format!("p{i}"), shape));
     let mut optimizer = Optimizer::new(config(&options), params).unwrap();
+    assert_eq!(optimizer.stats().unwrap().counters.evd_rate(), 0.0, "nothing was checked");
 
     let mut random = Random::new(1);
     let mut weights = sizes.map(|len| noise(&mut random, len));

@@ -77,9 +77,9 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Eigendecompositions per check; NaN before the first check.
+    /// Eigendecompositions per check; 0 before the first check.
     pub fn evd_rate(&self) -> f64 {
-        self.evd_calls as f64 / self.checks as f64
+        self.evd_calls as f64 / self.checks.max(1) as f64
     }
 
     fn of(counters: &engine::Counters) -> Counters {
