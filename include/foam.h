@@ -887,8 +887,9 @@ typedef struct foam_block_info {
     /** The rank that works on the block and holds its state; 0 without a `foam_comm`. */
     int64_t owner;
     /**
-     * Multiplications per step on average, which the owners are chosen by: `step_cost` + (`check_cost` +
-     * `refresh_cost` / 4) / `check_period`, with the policy stale all of `refresh_cost`.
+     * Multiplications per step on average, which the owners are chosen by: `step_cost`, 128 * `elements` for what
+     * is done beside the products, and (`check_cost` + `refresh_cost` / 4) / `check_period`, with the policy stale
+     * all of `refresh_cost`.
      */
     uint64_t cost;
 } foam_block_info;
