@@ -1153,6 +1153,12 @@ typedef struct foam_record_field {
 #define FOAM_MAX_RANKS 65536
 
 /**
+ * `foam_comm.flags`: `all_gatherv` also takes a `send` that lies in `recv`, where the bytes of this rank belong. New
+ * values are then gathered so: they are neither kept nor copied twice.
+ */
+#define FOAM_COMM_IN_PLACE 1
+
+/**
  * Gives every rank some bytes, and takes some from every rank: `send` holds the messages to rank 0, 1, ... one
  * behind the other, of `send_bytes[0]`, `send_bytes[1]`, ... bytes, and `recv` receives those of rank 0, 1, ...
  * likewise. Returns 0, or the caller's own code of an error once the call has failed or timed out.
@@ -1192,7 +1198,7 @@ typedef struct foam_comm {
     int32_t rank;
     /** Number of ranks. */
     int32_t size;
-    /** Must be 0. */
+    /** 0, or `FOAM_COMM_IN_PLACE`; ranks may differ. */
     uint32_t flags;
     /** First argument of both. */
     void *user;
