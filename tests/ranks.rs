@@ -150,7 +150,9 @@ fn new_values_are_gathered_in_place() {
         let mut rank =
             Rank::new(OPTIONS, &params, Hold::Replicated, &values(&params, 1), Some(member)).unwrap();
         let before = rank.stats().workspace_bytes;
-        (0..3).for_each(|step| rank.step(&grads(&params, step), 0.01).unwrap());
+        for step in 0..3 {
+            rank.step(&grads(&params, step), 0.01).unwrap();
+        }
         (rank.member.as_ref().unwrap().placed, rank.stats().workspace_bytes - before)
     });
     // What comes in: the values of both ranks.

@@ -107,7 +107,8 @@ class Communicator:
             to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
             swaps.append(dist.P2POp(dist.isend, own, self._world_rank(to), self.group))
             swaps.append(dist.P2POp(dist.irecv, parts[source], self._world_rank(source), self.group))
-        for work in dist.batch_isend_irecv(swaps):
+        # One rank has nobody to swap with.
+        for work in dist.batch_isend_irecv(swaps) if swaps else ():
             work.wait()
 
     def _world_rank(self, rank: int) -> int:
