@@ -1,6 +1,8 @@
 """What a second process is worth: the step of S3 and S4 of benches/step.rs on one and on two processes over gloo, one
 thread each, with the bytes exchanged; beside it one process with as many threads, which exchanges nothing: what this
-machine's cores give at most.
+machine's cores give at most. The balance is the largest over the mean work of the ranks, in seconds of the processor: of
+plain steps, and of those with a refresh. Ranks wait for the one with the most, so that R of them are worth at most R
+divided by it; blocks are whole, so that it is rarely 1.
 
     python benches/ranks.py [S3] [S4] [--rounds 4] [--processes 1 2]
 
@@ -35,10 +37,15 @@ def main():
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--processes", nargs="+", type=int, default=[1, 2])
     chosen = parser.parse_args()
-    print("| work | processes | threads each | plain step | ratio | with refresh | ratio | bytes sent | balance |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| work | processes | threads each | plain step | ratio | balance | with refresh | ratio | balance | bytes sent |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for name in chosen.works:
         measure(name, chosen.processes, chosen.rounds)
+
+
+def balance(work):
+    """Largest over mean."""
+    return max(work) * len(work) / sum(work)
 
 
 def measure(name, processes, rounds):
@@ -59,10 +66,13 @@ def measure(name, processes, rounds):
             plain = min(seconds for at, seconds in enumerate(slowest, 1) if at % PERIOD)
             refresh = min(seconds for at, seconds in enumerate(slowest, 1) if at % PERIOD == 0)
             first = first or (plain, refresh)
+            work = [[cpu for _, cpu in steps][PERIOD:] for steps in ended.steps]
+            plain_work = [min(cpu for at, cpu in enumerate(own, 1) if at % PERIOD) for own in work]
+            refresh_work = [min(cpu for at, cpu in enumerate(own, 1) if at % PERIOD == 0) for own in work]
             print(
                 f"| {name} | {size} | {threads} | {1e3 * plain:.1f} ms | {first[0] / plain:.2f}x | "
-                f"{1e3 * refresh:.1f} ms | {first[1] / refresh:.2f}x | {max(ended.sent) / 1e6:.2f} MB | "
-                f"{ended.balance():.3f} |",
+                f"{balance(plain_work):.3f} | {1e3 * refresh:.1f} ms | {first[1] / refresh:.2f}x | "
+                f"{balance(refresh_work):.3f} | {max(ended.sent) / 1e6:.2f} MB |",
                 flush=True,
             )
     finally:

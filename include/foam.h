@@ -887,8 +887,9 @@ typedef struct foam_block_info {
     /** The rank that works on the block and holds its state; 0 without a `foam_comm`. */
     int64_t owner;
     /**
-     * Multiplications per step on average, which the owners are chosen by: `step_cost` + (`check_cost` +
-     * `refresh_cost` / 4) / `check_period`, with the policy stale all of `refresh_cost`.
+     * Multiplications per step on average, which the owners are chosen by: `step_cost`, 128 * `elements` for what
+     * is done beside the products, and (`check_cost` + `refresh_cost` / 4) / `check_period`, with the policy stale
+     * all of `refresh_cost`.
      */
     uint64_t cost;
 } foam_block_info;
@@ -1152,6 +1153,12 @@ typedef struct foam_record_field {
 #define FOAM_MAX_RANKS 65536
 
 /**
+ * `foam_comm.flags`: `all_gatherv` also takes a `send` that lies in `recv`, where the bytes of this rank belong. New
+ * values are then gathered so: they are neither kept nor copied twice.
+ */
+#define FOAM_COMM_IN_PLACE 1
+
+/**
  * Gives every rank some bytes, and takes some from every rank: `send` holds the messages to rank 0, 1, ... one
  * behind the other, of `send_bytes[0]`, `send_bytes[1]`, ... bytes, and `recv` receives those of rank 0, 1, ...
  * likewise. Returns 0, or the caller's own code of an error once the call has failed or timed out.
@@ -1191,7 +1198,7 @@ typedef struct foam_comm {
     int32_t rank;
     /** Number of ranks. */
     int32_t size;
-    /** Must be 0. */
+    /** 0, or `FOAM_COMM_IN_PLACE`; ranks may differ. */
     uint32_t flags;
     /** First argument of both. */
     void *user;

@@ -140,6 +140,28 @@ fn collectives_are_counted() {
     }
 }
 
+/// A communicator that takes bytes from where they belong gets new values so, and the library keeps no second copy of
+/// them. Here every other rank has such a one; all other tests compare their bits.
+#[test]
+fn new_values_are_gathered_in_place() {
+    let params = vec![p("a", &[64, 64]), p("b", &[64, 64])];
+    let found = ranks(2, Fault::None, |number, member| {
+        assert_eq!(member.in_place, number == 1);
+        let mut rank =
+            Rank::new(OPTIONS, &params, Hold::Replicated, &values(&params, 1), Some(member)).unwrap();
+        let before = rank.stats().workspace_bytes;
+        for step in 0..3 {
+            rank.step(&grads(&params, step), 0.01).unwrap();
+        }
+        (rank.member.as_ref().unwrap().placed, rank.stats().workspace_bytes - before)
+    });
+    // What comes in: the values of both ranks.
+    let values = 2 * 4 * 64 * 64;
+    assert_eq!((found[0].0, found[1].0), (0, 3));
+    assert!(found[1].1 >= values && found[1].1 < values + values / 4, "{found:?}");
+    assert!(found[0].1 >= values + values / 2, "{found:?}");
+}
+
 /// The traces of the authors' code, through two ranks: the weights and statistics of one process, which
 /// `tests/golden.rs` compares with the traces.
 #[test]

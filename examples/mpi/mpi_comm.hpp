@@ -8,7 +8,7 @@
 
 class MpiComm : public foam::Comm {
   public:
-    explicit MpiComm(MPI_Comm comm) : foam::Comm(rank_of(comm), size_of(comm)), comm_(comm) {
+    explicit MpiComm(MPI_Comm comm) : foam::Comm(rank_of(comm), size_of(comm), FOAM_COMM_IN_PLACE), comm_(comm) {
         // Errors come back as codes: the library then says what became of the parameters.
         MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
     }
@@ -22,8 +22,9 @@ class MpiComm : public foam::Comm {
 
     int32_t all_gatherv(const void *send, uint64_t bytes, void *recv, const uint64_t *recv_bytes, void *) override {
         const Layout in(recv_bytes, size());
-        return MPI_Allgatherv_c(send, static_cast<MPI_Count>(bytes), MPI_BYTE, recv, in.counts.data(),
-                                in.starts.data(), MPI_BYTE, comm_);
+        const bool placed = send == static_cast<const char *>(recv) + in.starts[static_cast<size_t>(rank())];
+        return MPI_Allgatherv_c(placed ? MPI_IN_PLACE : send, static_cast<MPI_Count>(bytes), MPI_BYTE, recv,
+                                in.counts.data(), in.starts.data(), MPI_BYTE, comm_);
     }
 
   private:

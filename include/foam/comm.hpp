@@ -17,8 +17,8 @@ inline namespace FOAM_HPP_MODE {
  */
 class Comm {
   public:
-    /** This rank, of `size` ranks. */
-    Comm(int32_t rank, int32_t size) noexcept : rank_(rank), size_(size) {}
+    /** This rank, of `size` ranks; `flags` is 0 or `FOAM_COMM_IN_PLACE`. */
+    Comm(int32_t rank, int32_t size, uint32_t flags = 0) noexcept : rank_(rank), size_(size), flags_(flags) {}
     Comm(const Comm &) = delete;
     Comm &operator=(const Comm &) = delete;
     virtual ~Comm() = default;
@@ -41,6 +41,7 @@ class Comm {
         comm.struct_size = static_cast<uint32_t>(sizeof comm);
         comm.rank = rank_;
         comm.size = size_;
+        comm.flags = flags_;
         comm.user = this;
         comm.all_to_allv = exchange;
         comm.all_gatherv = gather;
@@ -72,6 +73,7 @@ class Comm {
     }
 
     int32_t rank_, size_;
+    uint32_t flags_;
 };
 
 } // namespace FOAM_HPP_MODE

@@ -55,8 +55,9 @@ pub struct foam_block_info {
     pub strides: [i64; FOAM_BLOCK_MAX_NDIM],
     /// The rank that works on the block and holds its state; 0 without a `foam_comm`.
     pub owner: i64,
-    /// Multiplications per step on average, which the owners are chosen by: `step_cost` + (`check_cost` +
-    /// `refresh_cost` / 4) / `check_period`, with the policy stale all of `refresh_cost`.
+    /// Multiplications per step on average, which the owners are chosen by: `step_cost`, 128 * `elements` for what
+    /// is done beside the products, and (`check_cost` + `refresh_cost` / 4) / `check_period`, with the policy stale
+    /// all of `refresh_cost`.
     pub cost: u64,
 }
 
@@ -243,7 +244,7 @@ unsafe fn write_blocks(
             refresh_cost: cost.refresh,
             state_bytes: state_bytes[number],
             owner: owners.get(number).map_or(0, |owner| i64::from(*owner)),
-            cost: cost.per_step(config),
+            cost: cost.per_step(block, config),
             ..foam_block_info::defaults()
         };
         for (axis, (dim, stride)) in block.dims.iter().zip(&block.strides).enumerate() {

@@ -8,6 +8,10 @@ use libc::c_void;
 /// The most ranks that may share an optimizer.
 pub const FOAM_MAX_RANKS: i32 = 65_536;
 
+/// `foam_comm.flags`: `all_gatherv` also takes a `send` that lies in `recv`, where the bytes of this rank belong. New
+/// values are then gathered so: they are neither kept nor copied twice.
+pub const FOAM_COMM_IN_PLACE: u32 = 1;
+
 /// Gives every rank some bytes, and takes some from every rank: `send` holds the messages to rank 0, 1, ... one
 /// behind the other, of `send_bytes[0]`, `send_bytes[1]`, ... bytes, and `recv` receives those of rank 0, 1, ...
 /// likewise. Returns 0, or the caller's own code of an error once the call has failed or timed out.
@@ -52,7 +56,7 @@ pub struct foam_comm {
     pub rank: i32,
     /// Number of ranks.
     pub size: i32,
-    /// Must be 0.
+    /// 0, or `FOAM_COMM_IN_PLACE`; ranks may differ.
     pub flags: u32,
     /// First argument of both.
     pub user: *mut c_void,
@@ -85,8 +89,9 @@ unsafe impl AbiStruct for foam_comm {
 /// The communicator that the struct describes.
 pub(super) fn read_comm(raw: &foam_comm) -> Result<Comm> {
     let foam_comm { rank, size, flags, user, all_to_allv, all_gatherv, .. } = *raw;
-    if flags != 0 {
-        return Err(Error::invalid(format!("comm.flags = {flags:#x}: expected 0")));
+    if flags & !FOAM_COMM_IN_PLACE != 0 {
+        let message = format!("comm.flags = {flags:#x}: expected 0 or FOAM_COMM_IN_PLACE");
+        return Err(Error::invalid(message));
     }
     if !(1..=FOAM_MAX_RANKS).contains(&size) {
         return Err(Error::invalid(format!("comm.size = {size}: expected 1 <= size <= {FOAM_MAX_RANKS}")));
@@ -98,5 +103,7 @@ pub(super) fn read_comm(raw: &foam_comm) -> Result<Comm> {
     let (Some(all_to_all), Some(all_gather)) = callbacks else {
         return Err(Error::invalid("comm.all_to_allv and comm.all_gatherv: expected both"));
     };
-    Ok(Comm::new(rank as usize, size as usize, user, all_to_all, all_gather))
+    let mut comm = Comm::new(rank as usize, size as usize, user, all_to_all, all_gather);
+    comm.in_place = flags & FOAM_COMM_IN_PLACE != 0;
+    Ok(comm)
 }

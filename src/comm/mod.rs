@@ -41,6 +41,8 @@ pub struct Comm {
     user: *mut c_void,
     all_to_all: AllToAll,
     all_gather: AllGather,
+    /// The gather takes this rank's bytes from where they belong among those that come in, too.
+    pub in_place: bool,
     /// Gets bytes to where the collectives want them.
     pub courier: Box<dyn Courier>,
     /// Collectives so far; the seals have it.
@@ -181,6 +183,8 @@ pub struct Parcel {
     back: Vec<(u64, u64)>,
     out_bytes: Vec<u64>,
     back_bytes: Vec<u64>,
+    /// What goes out lies where this rank's bytes come in.
+    in_place: bool,
 }
 
 /// Bytes of a word.
@@ -235,6 +239,7 @@ impl Comm {
             user,
             all_to_all,
             all_gather,
+            in_place: false,
             courier: Box::new(Host::new()),
             sequence: 1,
             traffic,
@@ -278,12 +283,17 @@ impl Comm {
     }
 
     /// Finds memory for a parcel that was begun. The addresses hold until the next one.
-    pub fn open(&mut self, parcel: &mut Parcel) -> Result<()> {
+    pub fn open(&mut self, collective: Collective, parcel: &mut Parcel) -> Result<()> {
         let total = |sizes: &[u64]| sizes.iter().sum::<u64>() as usize;
-        let send = self.courier.room(Room::Send, total(&parcel.out_bytes)).map_err(|e| self.failed(e))?;
         let recv = self.courier.room(Room::Receive, total(&parcel.back_bytes)).map_err(|e| self.failed(e))?;
-        place(send, &parcel.out_bytes, &mut parcel.out);
         place(recv, &parcel.back_bytes, &mut parcel.back);
+        parcel.in_place = self.in_place && collective == Collective::Gather;
+        let send = if parcel.in_place {
+            parcel.back[self.rank].0
+        } else {
+            self.courier.room(Room::Send, total(&parcel.out_bytes)).map_err(|e| self.failed(e))?
+        };
+        place(send, &parcel.out_bytes, &mut parcel.out);
         Ok(())
     }
 
@@ -303,7 +313,9 @@ impl Comm {
             let word = |(at, _): &(u64, u64)| Word { at: *at, value: u64::from(!is_well) };
             let words = parcel.out.iter().map(word);
             let seals = parcel.out.iter().map(|message| Word { at: last(message), value: own });
-            let broken = parcel.back.iter().map(|message| Word { at: last(message), value: 0 });
+            let awaited = |(rank, _): &(usize, _)| !parcel.in_place || *rank != self.rank;
+            let broken = parcel.back.iter().enumerate().filter(awaited);
+            let broken = broken.map(|(_, message)| Word { at: last(message), value: 0 });
             // SAFETY: the messages lie in the rooms, which are as large as all of them.
             unsafe { self.courier.stamp(&mut words.chain(seals).chain(broken)) }
         });

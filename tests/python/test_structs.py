@@ -49,7 +49,7 @@ def test_constants_are_those_of_the_header(header):
     dtypes = ("DTYPE_INT", "DTYPE_UINT", "DTYPE_FLOAT", "DTYPE_BFLOAT")
     stacks = ("CADENCE_PAPER", "STACK_GRAFTING_ONLY", "STACK_MAX_NDIM", "STACK_BUFFER_NDIM", "STACK_NAME_SIZE")
     lists = ("STEP_VALIDATE", "API_VERSION", "BLOCK_MAX_NDIM", "PORT_DTYPES", "PORT_READ", "PORT_WRITTEN")
-    verbs = ("VERB_ACCUMULATE", "VERB_CHECK", "VERB_APPLY", "RECORD_REAL", "RECORD_WHOLE")
+    verbs = ("VERB_ACCUMULATE", "VERB_CHECK", "VERB_APPLY", "RECORD_REAL", "RECORD_WHOLE", "COMM_IN_PLACE")
     infos = ("INFO_IDLE", "INFO_NOT_FINITE", "INFO_LEFT_OUT", "INFO_FELL_BACK")
     soap = ("PRECONDITIONER_SOAP", "SCHEDULE_FRONT_LOADED", "SCHEDULE_GEOMETRIC")
     for name in (*named, *devices, *dtypes, *stacks, *lists, *verbs, *infos, *soap):

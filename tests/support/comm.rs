@@ -1,7 +1,7 @@
 //! A communicator of threads: ranks of one process that hand each other bytes. It can be made to fail.
 
 use cudarc::driver::sys::{self, CUresult};
-use foam::abi::foam_comm;
+use foam::abi::{FOAM_COMM_IN_PLACE, foam_comm};
 use std::ffi::c_void;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -49,6 +49,10 @@ pub struct Member {
     pub patience: Duration,
     /// How often it waited for a stream.
     pub waits: u64,
+    /// Takes bytes from where they belong among those that come in.
+    pub in_place: bool,
+    /// How often they lay there.
+    pub placed: u64,
 }
 
 impl World {
@@ -65,6 +69,9 @@ impl World {
             calls: Vec::new(),
             on_device: false,
             waits: 0,
+            // Ranks may differ in it.
+            in_place: rank % 2 == 1,
+            placed: 0,
             patience: Duration::from_secs(60),
         };
         (0..size).map(member).collect()
@@ -86,7 +93,7 @@ impl Member {
             struct_size: size_of::<foam_comm>() as u32,
             rank: self.rank as i32,
             size: self.size as i32,
-            flags: 0,
+            flags: if self.in_place { FOAM_COMM_IN_PLACE } else { 0 },
             user: std::ptr::from_mut(self).cast(),
             all_to_allv: Some(all_to_allv),
             all_gatherv: Some(all_gatherv),
@@ -233,6 +240,8 @@ unsafe extern "C" fn all_gatherv(
         let member = &mut *user.cast::<Member>();
         let own = member.read(send.cast::<u8>(), bytes as usize, stream);
         let sizes = std::slice::from_raw_parts(recv_bytes, member.size).to_vec();
+        let before: u64 = sizes[..member.rank].iter().sum();
+        member.placed += u64::from(send.addr() == recv.addr() + before as usize);
         let out = own.map(|own| vec![own; member.size]);
         member.deliver("all_gatherv", out, recv.cast(), &sizes, stream)
     }

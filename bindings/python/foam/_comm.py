@@ -47,7 +47,13 @@ class Communicator:
         self._exchange = _structs.ALL_TO_ALL_FUNCTION(self._all_to_allv)
         self._gather = _structs.ALL_GATHER_FUNCTION(self._all_gatherv)
         self.struct = _structs.Comm(
-            ctypes.sizeof(_structs.Comm), self.rank, self.size, 0, None, self._exchange, self._gather
+            ctypes.sizeof(_structs.Comm),
+            self.rank,
+            self.size,
+            _structs.COMM_IN_PLACE,
+            None,
+            self._exchange,
+            self._gather,
         )
 
     def _bytes(self, address: int, size: int) -> torch.Tensor:
@@ -84,20 +90,25 @@ class Communicator:
         return 0
 
     def _gather_bytes(self, send: int, count: int, recv: int, sizes: List[int]) -> None:
-        own, whole = self._bytes(send, count), self._bytes(recv, sum(sizes))
-        if len(set(sizes)) == 1:
+        whole = self._bytes(recv, sum(sizes))
+        parts = whole.split(sizes)
+        placed = send == recv + sum(sizes[: self.rank])
+        own = parts[self.rank] if placed else self._bytes(send, count)
+        # gloo would copy bytes onto themselves, and hands all of them round in twice the time.
+        if len(set(sizes)) == 1 and not (placed and self.device.type == "cpu"):
             dist.all_gather_into_tensor(whole, own, group=self.group)
             return
         # Backends gather equal parts only, and padding to the longest would copy everything twice more: each part goes
         # from where it lies to where it belongs.
-        parts = whole.split(sizes)
-        parts[self.rank].copy_(own)
+        if not placed:
+            parts[self.rank].copy_(own)
         swaps = []
         for distance in range(1, self.size):
             to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
             swaps.append(dist.P2POp(dist.isend, own, self._world_rank(to), self.group))
             swaps.append(dist.P2POp(dist.irecv, parts[source], self._world_rank(source), self.group))
-        for work in dist.batch_isend_irecv(swaps):
+        # One rank has nobody to swap with.
+        for work in dist.batch_isend_irecv(swaps) if swaps else ():
             work.wait()
 
     def _world_rank(self, rank: int) -> int:

@@ -450,6 +450,9 @@ class RecordField(ctypes.Structure):
     ]
 
 
+#: ``FOAM_COMM_IN_PLACE``: ``all_gatherv`` also takes bytes that lie where they belong among those that come in.
+COMM_IN_PLACE = 1
+
 #: ``foam_all_to_allv_fn`` and ``foam_all_gatherv_fn``.
 ALL_TO_ALL_FUNCTION = ctypes.CFUNCTYPE(
     c_int32, c_void_p, c_void_p, ctypes.POINTER(c_uint64), c_void_p, ctypes.POINTER(c_uint64), c_void_p

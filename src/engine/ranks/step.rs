@@ -178,7 +178,7 @@ fn exchange(parties: &mut [Party], way: Way, is_well: bool) -> Result<Option<usi
         let back =
             (0..size).map(|r| list.iter().map(|party| sizes(party.ranks.leg(way).back[r])).sum::<usize>());
         parcel.begin(out, back);
-        parties[0].ranks.comm.open(&mut parcel)?;
+        parties[0].ranks.comm.open(collective, &mut parcel)?;
         for r in 0..size {
             let (mut to, mut from) = (parcel.to(r), parcel.from(r));
             for party in parties.iter_mut() {
