@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the documentation site, with search, into target/site; open target/site/index.html, or serve it:
+# Builds the documentation site into target/site; open target/site/index.html, or serve it, which the search needs:
+# browsers start no workers in pages that are opened as files.
 #
 #   site/build.sh            builds
 #   site/build.sh serve      serves it on this machine, and builds it anew when a page changes

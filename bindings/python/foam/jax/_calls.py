@@ -173,7 +173,13 @@ def looking_waits() -> bool:
 
 
 def _due(config: Any, known: Dict[str, Any]) -> Any:
-    """Whether a check is due for any block that took part."""
+    """Whether a check is due for any block that took part: the rules of ``src/preconditioner/cadence.rs`` once more, for
+    devices whose clocks the host cannot read without waiting.
+
+    A conditional of XLA takes its predicate from the device, so the rules must be part of the compiled program. Without
+    it each stack's handler would wait for its clocks in every step, where XLA now waits once for all of them.
+    ``tests/jax/test_step.py`` compares every schedule with ``foam_config_check_due``.
+    """
     step, took_part = known["clock"][:, 0], (known["info"] & 3) == 0
     if config.cadence == _structs.CADENCE_PAPER:
         begun = step > 0
@@ -201,7 +207,7 @@ def _first_check(config: Any) -> int:
 
 
 def _scheduled(config: Any, age: Any) -> Any:
-    """Whether the schedule has a check at ``age``, as ``src/preconditioner/cadence.rs`` says it."""
+    """Whether the schedule has a check at ``age``."""
     period = np.uint32(config.check_period)
     if config.refresh_schedule == _structs.SCHEDULE_GEOMETRIC:
         times = [1]
