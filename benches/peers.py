@@ -1,12 +1,14 @@
 """A step beside other optimizers, through `foam.torch`, interleaved in one process:
 
     PYTHONPATH=bindings/python FOAM_LIBRARY=target/release/libfoam.so python benches/peers.py \
-        --foam DIR --shampoo DIR --soap DIR [--works S1 S3] [--threads 2] [--rounds 20]
+        --foam DIR --shampoo DIR --soap DIR [--works S1 S3] [--threads 2] [--rounds 20] [--train 120]
 
 The folders are checkouts of the authors' FOAM, of Meta's Distributed Shampoo and of SOAP; what is not given is left
 out. AdamW (fused) is always there. Three kinds of step: plain; a check that reuses every basis and changes every
 damping; a check that refreshes every basis (SOAP: a power iteration and QR, and no vectors). All have f32, blocks up
 to 1024, p = 2 and the lengths of Adam, where the optimizer knows them. The state is counted in bytes per parameter.
+With `--train` the optimizers then train a student on a teacher, both with the parameters of S3 (the policy foam, a
+check every 20 steps): the mean step, the loss at the end and the eigendecompositions.
 """
 
 import argparse
@@ -39,6 +41,8 @@ WORKS = {
     "S5": ("200 of 64×64, 100 of 64", [(64, 64)] * 200 + [(64,)] * 100),
 }
 KINDS = ["plain", "reuse", "refresh"]
+#: What the two FOAM optimizers share in a training.
+TRAINING = dict(tau=0.75, epsilon_max=3e-7, check_period=20)
 NEVER = 1_000_000
 
 
@@ -47,6 +51,7 @@ def ours(params, kind):
         "plain": dict(start_step=1, check_period=NEVER),
         "reuse": dict(policy="foam_no_refresh", check_period=1, start_step=1, tau=1e-3, epsilon_max=1e9),
         "refresh": dict(policy="stale", check_period=1, start_step=1),
+        "train": dict(weight_decay=0.0, **TRAINING),
     }[kind]
     return FOAM(params, lr=1e-3, preset="reference", num_threads=torch.get_num_threads(), **options)
 
@@ -63,14 +68,20 @@ def authors(params, kind):
             max_epsilon=1e9,
         ),
         "refresh": dict(preconditioner_update_mode="stale"),
+        "train": dict(
+            preconditioner_update_mode="foam",
+            matrix_root_inv_threshold=TRAINING["tau"],
+            max_epsilon=TRAINING["epsilon_max"],
+        ),
     }[kind]
+    period = TRAINING["check_period"] if kind == "train" else 1
     return shampoo(
         params,
         lr=1e-3,
         betas=(0.95, 0.995),
         epsilon=1e-9,
-        precondition_frequency=1,
-        start_preconditioning_step=1,
+        precondition_frequency=period,
+        start_preconditioning_step=period,
         inv_root_override=2,
         grafting_config=grafting(beta2=0.995, epsilon=1e-9),
         **options,
@@ -81,13 +92,14 @@ def distributed_shampoo(params, kind):
     package = importlib.import_module("distributed_shampoo")
     if kind == "reuse":
         return None
+    period = TRAINING["check_period"] if kind == "train" else 1
     return package.DistributedShampoo(
         params,
         lr=1e-3,
         betas=(0.95, 0.995),
         epsilon=1e-9,
-        precondition_frequency=1,
-        start_preconditioning_step=1,
+        precondition_frequency=period,
+        start_preconditioning_step=period,
         preconditioner_config=package.RootInvShampooPreconditionerConfig(
             inverse_exponent_override={1: 0.5, 2: 0.5}
         ),
@@ -98,12 +110,12 @@ def distributed_shampoo(params, kind):
 def soap(params, kind):
     if kind == "reuse":
         return None
-    frequency = NEVER if kind == "plain" else 1
+    frequency = {"plain": NEVER, "refresh": 1, "train": TRAINING["check_period"]}[kind]
     return importlib.import_module("soap").SOAP(params, lr=1e-3, precondition_frequency=frequency)
 
 
 def adamw(params, kind):
-    return torch.optim.AdamW(params, lr=1e-3, fused=True) if kind == "plain" else None
+    return torch.optim.AdamW(params, lr=1e-3, fused=True) if kind in ("plain", "train") else None
 
 
 def tensor_bytes():
@@ -170,6 +182,56 @@ def measure(name, peers, rounds):
             print(f"| {name} | state, bytes per parameter | {' | '.join(state)} |", flush=True)
 
 
+def outputs(params, inputs):
+    """An encoder block of width d without attention: the three parts of its second product are added up."""
+    first, second, third, fourth, *biases = params
+    hidden = inputs @ first + biases[0]
+    hidden = hidden + torch.tanh(hidden @ second + biases[1]).reshape(len(inputs), 3, -1).sum(1)
+    return torch.nn.functional.gelu(hidden @ third + biases[2]) @ fourth + biases[3]
+
+
+def weights(shapes, seed):
+    random = torch.Generator().manual_seed(seed)
+    scaled = [torch.randn(shape, generator=random) / max(shape[0], 1) ** 0.5 for shape in shapes]
+    return [torch.nn.Parameter(weight) for weight in scaled]
+
+
+def decompositions(optimizer):
+    if isinstance(optimizer, FOAM):
+        return str(optimizer.stats()["evd_calls"])
+    if not hasattr(optimizer, "get_preconditioner_diagnostics"):
+        return "–"
+    return str(sum(group["evd_calls"] for group in optimizer.get_preconditioner_diagnostics()["groups"]))
+
+
+def train(peers, steps):
+    shapes = WORKS["S3"][1]
+    teacher = weights(shapes, 1)
+    students = {peer: weights(shapes, 2) for peer in peers}
+    optimizers = {peer: make(students[peer], "train") for peer, make in peers.items()}
+    spent, losses = {peer: 0.0 for peer in peers}, {}
+    random = torch.Generator().manual_seed(3)
+    for _ in range(steps):
+        inputs = torch.randn((256, shapes[0][0]), generator=random)
+        with torch.no_grad():
+            targets = outputs(teacher, inputs)
+        for peer, optimizer in optimizers.items():
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(outputs(students[peer], inputs), targets)
+            loss.backward()
+            losses[peer] = loss.item()
+            began = clock()
+            optimizer.step()
+            spent[peer] += 1e3 * (clock() - began)
+    rows = {
+        f"mean of {steps} steps of training": [f"{spent[peer] / steps:.2f}" for peer in peers],
+        "loss at the end": [f"{losses[peer]:.4f}" for peer in peers],
+        "eigendecompositions": [decompositions(optimizers[peer]) for peer in peers],
+    }
+    for row, cells in rows.items():
+        print(f"| S3 | {row} | {' | '.join(cells)} |", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--foam", type=Path, help="a checkout of the authors' FOAM")
@@ -178,6 +240,7 @@ def main():
     parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=20, help="plain steps; a quarter of it of the others")
+    parser.add_argument("--train", type=int, default=0, metavar="STEPS", help="also train S3 for so many steps")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     peers = {"libfoam": ours}
@@ -198,6 +261,8 @@ def main():
     print(f"| {' | '.join(['---'] * (len(peers) + 2))} |")
     for name in options.works:
         measure(name, peers, options.rounds)
+    if options.train > 0:
+        train(peers, options.train)
 
 
 if __name__ == "__main__":

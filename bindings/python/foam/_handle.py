@@ -134,6 +134,30 @@ def evd_rate(counts: Mapping[str, Any]) -> float:
     return counts["evd_calls"] / counts["checks"] if counts["checks"] else 0.0
 
 
+class _Tensors:
+    """An array of ``foam_tensor``. From step to step mostly the addresses change, if anything: the rest is written where
+    it is another than before.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.array = (_structs.Tensor * max(count, 1))()
+        self._places = list(self.array)
+        #: What was last written to each place, and the sizes that it points to.
+        self._written: List[Tuple[Any, Any]] = [(None, None)] * len(self._places)
+
+    def fill(self, views: Sequence[Optional[View]]) -> None:
+        """Writes views, which must outlive their use; None takes no part."""
+        for place, (tensor, view) in enumerate(zip(self._places, views)):
+            if view is None:
+                tensor.data = None
+                continue
+            form = (view.shape, view.dtype, view.device)
+            if self._written[place][0] == form:
+                tensor.data = view.data
+            else:
+                self._written[place] = (form, view.fill(tensor))
+
+
 class Handle:
     """A ``foam_optimizer`` and what belongs to it. Calls that overlap raise :class:`BusyError`."""
 
@@ -166,8 +190,8 @@ class Handle:
             else:
                 self._library.call("foam_create_ranks", ctypes.byref(config), ctypes.byref(comm.struct), *described_by)
             self._pointer = pointer.value
-        self._params = (_structs.Tensor * max(len(specs), 1))()
-        self._grads = (_structs.Tensor * max(len(specs), 1))()
+        self._params = _Tensors(len(specs))
+        self._grads = _Tensors(len(specs))
 
     # ---- life
 
@@ -263,13 +287,8 @@ class Handle:
         stream: Optional[int],
         flags: int,
     ) -> Tuple[_structs.StepArgs, ctypes.c_int32]:
-        for tensor, view in zip(self._params, params):
-            view.fill(tensor)
-        for tensor, grad in zip(self._grads, grads):
-            if grad is None:
-                tensor.data = None
-            else:
-                grad.fill(tensor)
+        self._params.fill(params)
+        self._grads.fill(grads)
         seen = [view.stream for view in (*params, *grads) if view is not None and view.stream]
         if stream is None:
             stream = next((view.stream for view in params if view.stream), 0)
@@ -281,8 +300,8 @@ class Handle:
         skipped = ctypes.c_int32(0)
         args.flags = flags
         args.count = len(params)
-        args.params = self._params
-        args.grads = self._grads
+        args.params = self._params.array
+        args.grads = self._grads.array
         args.stream = stream
         args.skipped = ctypes.pointer(skipped)
         args.lr = math.nan if lr is None else lr

@@ -136,10 +136,21 @@ def plain_names(names: Sequence[str]) -> List[str]:
     return plain if len(set(plain)) == len(plain) else list(names)
 
 
-def _names(index: int, group: Group) -> List[str]:
+def _names(index: int, group: Group) -> Sequence[str]:
     """The names of a group's parameters, as errors, statistics and the state have them."""
     given = group.get("param_names")
-    return plain_names(given) if given else [f"group_{index}.param_{place}" for place in range(len(group["params"]))]
+    return _names_of(tuple(given)) if given else _numbered(index, len(group["params"]))
+
+
+# Every step asks for them.
+@functools.lru_cache(maxsize=64)
+def _names_of(given: Tuple[str, ...]) -> Tuple[str, ...]:
+    return tuple(plain_names(given))
+
+
+@functools.lru_cache(maxsize=64)
+def _numbered(index: int, count: int) -> Tuple[str, ...]:
+    return tuple(f"group_{index}.param_{place}" for place in range(count))
 
 
 def _memory_order(tensor: torch.Tensor) -> Optional[List[int]]:

@@ -9,6 +9,7 @@ refused with the parameter's name and what was expected; a silent copy would cut
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import sys
 from typing import Any, List, NamedTuple, NoReturn, Optional, Tuple, Type
@@ -79,16 +80,16 @@ class View:
         #: Objects that must live as long as the view.
         self.keep = keep
 
-    def fill(self, tensor: _structs.Tensor) -> None:
-        """Writes the view into a ``foam_tensor``; the view must outlive it."""
+    def fill(self, tensor: _structs.Tensor) -> Any:
+        """Writes the view into a ``foam_tensor``; the view, and what is returned, must outlive it."""
         sizes = (ctypes.c_int64 * max(len(self.shape), 1))(*self.shape)
-        self.keep = (self.keep, sizes)
         tensor.data = self.data
         tensor.device.device_type, tensor.device.device_id = self.device
         tensor.ndim = len(self.shape)
         code, bits = DTYPES[self.dtype]
         tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = code, bits, 1
         tensor.shape = ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64))
+        return sizes
 
     @property
     def nbytes(self) -> int:
@@ -161,8 +162,8 @@ def _from_torch(torch: Any, tensor: Any, owner: Owner) -> View:
         )
     if tensor.layout != torch.strided:
         owner.refuse(UnsupportedError, f"layout {tensor.layout}: expected a dense (strided) tensor")
-    dtype = _served(str(tensor.dtype).replace("torch.", ""), owner)
-    kind = tensor.device.type
+    dtype = _served(_torch_name(tensor.dtype), owner)
+    kind = "cpu" if tensor.is_cpu else tensor.device.type
     if kind not in ("cpu", "cuda"):
         # A meta tensor has no memory; other devices have memory that the library cannot reach.
         owner.refuse(UnsupportedError, f"device '{tensor.device}': expected cpu or cuda")
@@ -177,9 +178,20 @@ def _from_torch(torch: Any, tensor: Any, owner: Owner) -> View:
     return View(_torch_address(tensor), dtype, tuple(tensor.shape), tensor, device, stream)
 
 
+@functools.lru_cache(maxsize=None)
+def _torch_name(dtype: Any) -> str:
+    return str(dtype).replace("torch.", "")
+
+
 def _is_dtensor(tensor: Any) -> bool:
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
+    return module is not None and _is_derived(type(tensor), module.DTensor)
+
+
+# A step asks it of every tensor several times; asking the classes takes longer.
+@functools.lru_cache(maxsize=64)
+def _is_derived(kind: type, parent: type) -> bool:
+    return issubclass(kind, parent)
 
 
 def _torch_address(tensor: Any) -> int:
