@@ -2,15 +2,24 @@
 //! and the test that a result must pass.
 
 use super::real::{Real, vectorized, wide_sum_of_squares};
+use super::tridiagonal;
 use crate::error::{Error, Result};
 use crate::memory::{filled, listed};
-use faer::diag::DiagMut;
+use faer::diag::{DiagMut, DiagRef};
 use faer::dyn_stack::{MemBuffer, MemStack, StackReq};
 use faer::linalg::evd::{
     ComputeEigenvectors, SelfAdjointEvdParams, self_adjoint_evd, self_adjoint_evd_scratch,
+    tridiagonal_self_adjoint_evd,
 };
+use faer::linalg::householder::{
+    apply_block_householder_sequence_on_the_left_in_place_with_conj as reflect, upgrade_householder_factor,
+};
+use faer::linalg::qr::no_pivoting::factor::recommended_block_size;
 use faer::linalg::svd::{ComputeSvdVectors, svd, svd_scratch};
-use faer::{Auto, MatMut, MatRef, Par, Spec};
+use faer::linalg::temp_mat_zeroed;
+use faer::mat::AsMatMut;
+use faer::reborrow::{Reborrow, ReborrowMut};
+use faer::{Auto, Conj, MatMut, MatRef, Par, Spec};
 
 /// A decomposition in double precision, column-major.
 pub(super) struct Eigen {
@@ -30,13 +39,22 @@ fn tuned<S: Real>() -> Spec<SelfAdjointEvdParams, S> {
 
 /// Scratch that [`decompose`] needs for side `n`.
 pub(super) fn scratch<S: Real>(n: usize) -> StackReq {
-    // faer's formula subtracts one from the side.
-    self_adjoint_evd_scratch::<S>(n.max(1), ComputeEigenvectors::Yes, Par::Seq, tuned::<S>())
+    // faer's formula subtracts one from the side. It counts a square, which the tridiagonal form takes with its padding.
+    let whole = self_adjoint_evd_scratch::<S>(n.max(1), ComputeEigenvectors::Yes, Par::Seq, tuned::<S>());
+    whole.and(StackReq::new_aligned::<S>(tridiagonal::room(n) + 2 * tridiagonal::padded(n), ALIGNMENT))
 }
+
+/// Bytes to which the columns of a tridiagonal form are aligned.
+const ALIGNMENT: usize = 64;
 
 /// A = Q diag(D) Qᵀ, column-major; false if it did not converge.
 pub(super) fn decompose<S: Real>(a: &[S], spectrum: &mut [S], basis: &mut [S], stack: &mut MemStack) -> bool {
     let n = spectrum.len();
+    if size_of::<S>() == size_of::<f32>() && n > 2 {
+        // The same type: there is one of that size.
+        let cast = |numbers| bytemuck::cast_slice_mut::<S, f32>(numbers);
+        return decompose_single(bytemuck::cast_slice(a), cast(spectrum), cast(basis), stack);
+    }
     self_adjoint_evd(
         MatRef::from_column_major_slice(a, n, n),
         DiagMut::from_slice_mut(spectrum),
@@ -46,6 +64,53 @@ pub(super) fn decompose<S: Real>(a: &[S], spectrum: &mut [S], basis: &mut [S], s
         tuned::<S>(),
     )
     .is_ok()
+}
+
+/// The same in single precision: the tridiagonal form is our own, its decomposition and the way back are faer's.
+fn decompose_single(a: &[f32], spectrum: &mut [f32], basis: &mut [f32], stack: &mut MemStack) -> bool {
+    let n = spectrum.len();
+    let stride = tridiagonal::padded(n);
+    let (mut form, stack) = stack.make_aligned_with(stride * tridiagonal::columns(n), ALIGNMENT, |_| 0f32);
+    for (column, a) in form.chunks_exact_mut(stride).zip(a.chunks_exact(n)) {
+        column[..n].copy_from_slice(a);
+    }
+    let block = recommended_block_size::<f32>(n, n);
+    let (mut factors, stack) = temp_mat_zeroed::<f32, _, _>(block, n - 1, stack);
+    let mut factors = factors.as_mat_mut();
+    let (mut ends, stack) = stack.make_with(2 * n, |_| 0f32);
+    let (diagonal, below) = ends.split_at_mut(n);
+    {
+        let (mut room, _) = stack.make_aligned_with(tridiagonal::room(n), ALIGNMENT, |_| 0f32);
+        // The τ lie where the numbers below the diagonal will.
+        tridiagonal::tridiagonalize(&mut form, n, below, &mut room);
+    }
+    for k in 0..n {
+        diagonal[k] = form[k + k * stride];
+        if k + 1 < n {
+            factors[(k % block, k)] = std::mem::replace(&mut below[k], form[k + 1 + k * stride]);
+        }
+    }
+    let form = MatRef::from_column_major_slice_with_stride(&form, n, n, stride);
+    let reflections = form.submatrix(1, 0, n - 1, n - 1);
+    let mut basis = MatMut::from_column_major_slice_mut(basis, n, n);
+    let solved = tridiagonal_self_adjoint_evd(
+        DiagRef::from_slice(diagonal),
+        DiagRef::from_slice(below),
+        DiagMut::from_slice_mut(spectrum),
+        Some(basis.rb_mut()),
+        Par::Seq,
+        stack,
+        tuned::<f32>(),
+    );
+    // Each block of reflections is I − V·F⁻¹·Vᵀ: F has the τ on its diagonal, and VᵀV above it.
+    for from in (0..n - 1).step_by(block) {
+        let count = block.min(n - 1 - from);
+        let own = reflections.submatrix(from, from, n - 1 - from, count);
+        let factor = factors.rb_mut().submatrix_mut(0, from, count, count);
+        upgrade_householder_factor(factor, own, block, 1, Par::Seq);
+    }
+    reflect(reflections, factors.rb(), Conj::No, basis.subrows_mut(1, n - 1), Par::Seq, stack);
+    solved.is_ok()
 }
 
 /// A in double precision, scaled to norm one, with faer's own parameters.
@@ -229,4 +294,112 @@ fn sign(seed: &mut u64) -> f64 {
     *seed ^= *seed >> 7;
     *seed ^= *seed << 17;
     if *seed >> 63 == 0 { 1.0 } else { -1.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Q Λ Qᵀ for a fixed orthogonal Q, scaled to norm 1.
+    fn with_spectrum(values: &[f64]) -> Vec<f64> {
+        let n = values.len();
+        let mut seed = 17;
+        let mut basis: Vec<f64> = (0..n * n).map(|k| sign(&mut seed) * (1.0 + (k % 7) as f64)).collect();
+        // Gram and Schmidt, twice.
+        for _ in 0..2 {
+            for j in 0..n {
+                let (before, rest) = basis.split_at_mut(j * n);
+                let own = &mut rest[..n];
+                for other in before.chunks_exact(n) {
+                    let dot: f64 = own.iter().zip(other).map(|(x, y)| x * y).sum();
+                    own.iter_mut().zip(other).for_each(|(x, y)| *x -= dot * y);
+                }
+                let norm = own.iter().map(|x| x * x).sum::<f64>().sqrt();
+                own.iter_mut().for_each(|x| *x /= norm);
+            }
+        }
+        let entry = |i: usize, j: usize| -> f64 {
+            values.iter().enumerate().map(|(k, d)| d * basis[i + k * n] * basis[j + k * n]).sum()
+        };
+        (0..n * n).map(|k| entry((k % n).max(k / n), (k % n).min(k / n))).collect()
+    }
+
+    fn check<S: Real>(name: &str, a: &[f64], expected: Option<&[f64]>) {
+        let n = (a.len() as f64).sqrt() as usize;
+        let a: Vec<S> = a.iter().map(|x| S::of(*x)).collect();
+        let norm = a.iter().map(|x| x.wide().powi(2)).sum::<f64>().sqrt();
+        let (mut spectrum, mut basis) = (vec![S::default(); n], vec![S::default(); n * n]);
+        // Not a zero of what a decomposition before has left in the scratch is taken for granted.
+        let mut memory = MemBuffer::new(scratch::<S>(n));
+        memory.fill(std::mem::MaybeUninit::new(0x7f));
+        if !decompose(&a, &mut spectrum, &mut basis, MemStack::new(&mut memory)) {
+            // A refresh then goes on to double precision. It is for faer's tridiagonal problem to fail.
+            let (d, q) = (
+                DiagMut::from_slice_mut(&mut spectrum),
+                MatMut::from_column_major_slice_mut(&mut basis, n, n),
+            );
+            let a = MatRef::from_column_major_slice(&a, n, n);
+            let stack = MemStack::new(&mut memory);
+            let faer = self_adjoint_evd(a, d, Some(q), Par::Seq, stack, tuned::<S>());
+            return assert!(faer.is_err(), "{name}, side {n}");
+        }
+        let tolerance = 20.0 * (n as f64).sqrt() * S::STEP;
+        assert!(spectrum.windows(2).all(|pair| pair[0] <= pair[1]), "{name}, side {n}");
+        for i in 0..n {
+            for j in 0..n {
+                let dot: f64 = (0..n).map(|k| basis[k + i * n].wide() * basis[k + j * n].wide()).sum();
+                let missing = (dot - if i == j { 1.0 } else { 0.0 }).abs();
+                assert!(missing <= tolerance, "{name}, side {n}: QᵀQ is off by {missing} at {i}, {j}");
+                let made = |k: usize| spectrum[k].wide() * basis[i + k * n].wide() * basis[j + k * n].wide();
+                let wrong = ((0..n).map(made).sum::<f64>() - a[i + j * n].wide()).abs();
+                assert!(wrong <= tolerance * norm, "{name}, side {n}: A is off by {wrong} at {i}, {j}");
+            }
+        }
+        for (k, d) in expected.unwrap_or_default().iter().enumerate() {
+            let off = (spectrum[k].wide() - d).abs();
+            assert!(off <= tolerance * norm, "{name}, side {n}: eigenvalue {k} is off by {off}");
+        }
+        let mut room = vec![0.0; SOUND_ROOM * n];
+        assert!(is_sound(&a, &spectrum, &basis, &mut room), "{name}, side {n}");
+    }
+
+    fn check_all(n: usize) {
+        let both = |name: &str, a: &[f64], expected: Option<&[f64]>| {
+            check::<f32>(name, a, expected);
+            check::<f64>(name, a, expected);
+        };
+        let place = |k: usize| (k + 1) as f64 / n as f64;
+        let spectra: [(&str, Vec<f64>); 6] = [
+            ("even", (0..n).map(place).collect()),
+            ("graded", (0..n).map(|k| 10f64.powf(-12.0 * (1.0 - place(k)))).collect()),
+            ("clusters", (0..n).map(|k| 1.0 + (3 * k / n) as f64 + 1e-9 * place(k)).collect()),
+            ("of low rank", (0..n).map(|k| if k < n - n / 4 { 0.0 } else { place(k) }).collect()),
+            ("one", vec![1.0; n]),
+            ("of both signs", (0..n).map(|k| place(k) - 0.5).collect()),
+        ];
+        for (name, values) in spectra {
+            both(name, &with_spectrum(&values), Some(&values));
+        }
+        let sparse: Vec<f64> = (0..n * n)
+            .map(|k| if (k % n).abs_diff(k / n) == n / 2 || k % n == k / n { 1.0 } else { 0.0 })
+            .collect();
+        both("sparse", &sparse, None);
+        let tridiagonal: Vec<f64> =
+            (0..n * n).map(|k| [2.0, -1.0, 0.0][(k % n).abs_diff(k / n).min(2)]).collect();
+        both("tridiagonal", &tridiagonal, None);
+        // Next to a one, numbers whose squares are no numbers any more, and denormal ones.
+        for small in [1e-25, 1e-41, 1e-170, 1e-310] {
+            let a: Vec<f64> = (0..n * n)
+                .map(|k| if k == 0 { 1.0 } else { small * (1.0 + ((k % n) * (k / n) % 5) as f64) })
+                .collect();
+            both("with tiny numbers", &a, None);
+        }
+    }
+
+    #[test]
+    fn a_decomposition_is_orthogonal_and_gives_the_matrix_back() {
+        for n in [1, 2, 3, 4, 5, 7, 8, 9, 16, 31, 33, 64, 65, 100, 130] {
+            check_all(n);
+        }
+    }
 }

@@ -17,6 +17,7 @@ mod scratch;
 mod sense;
 mod soap;
 mod thread;
+mod tridiagonal;
 mod walks;
 
 use super::{
