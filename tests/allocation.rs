@@ -172,6 +172,23 @@ fn a_step_without_a_check_allocates_nothing_on_any_thread() {
             "(calls, bytes) of SOAP's steps: {dtype:?}, '{variant}'"
         );
     }
+    for threads in [1, 2] {
+        // Bases are decomposed in the background, and taken, in the counted steps.
+        let options = format!(
+            "num_threads={threads} max_factor_dim=128 policy=stale check_period=5 refresh_delay=3 start_step=1 epsilon=1e-4"
+        );
+        let run = Loop::new(&options, Dtype::F32);
+        run.steps(21);
+        let before = run.model.stats().evd_calls;
+        let calls = |count| allocated(|| run.steps(count)).0;
+        // A check and the two steps after it; the step that takes what was asked for, and the one after it.
+        let rounds: Vec<usize> = (0..10).flat_map(|_| [calls(4), calls(1)]).collect();
+        println!(
+            "{threads} threads: steps 2, 3, 4 and 1 after a check, and the check, allocate {rounds:?} times"
+        );
+        assert!(run.model.stats().evd_calls > before);
+        assert!(rounds.chunks_exact(2).all(|round| round[0] == 0), "{rounds:?}");
+    }
     the_rust_api_adds_nothing();
     let run = Loop::new("max_factor_dim=128 check_period=1 epsilon=1e-4 epsilon_max=1e-2", Dtype::F32);
     run.steps(3);

@@ -24,6 +24,7 @@ pub(super) struct Lists {
     undecided: Vec<bool>,
     sense: Vec<SenseOrder>,
     refresh: Vec<RefreshOrder>,
+    postponed: Vec<RefreshOrder>,
     refreshed: Vec<Refreshed>,
     redamp: Vec<RedampOrder>,
     pending: Vec<Pending>,
@@ -38,6 +39,7 @@ impl Lists {
             undecided: reserved(factors, what)?,
             sense: reserved(factors, what)?,
             refresh: reserved(factors, what)?,
+            postponed: reserved(factors, what)?,
             refreshed: reserved(factors, what)?,
             redamp: reserved(factors, what)?,
             pending: reserved(pending, what)?,
@@ -74,9 +76,59 @@ impl Engine {
             known = true;
         }
         let mut lists = std::mem::take(&mut self.lists);
-        let outcome = self.sense_due(rules, known, &mut lists);
+        let outcome = self.adopt(rules, &mut lists).and_then(|()| self.sense_due(rules, known, &mut lists));
         self.lists = lists;
         outcome
+    }
+
+    /// Takes the refreshes that were asked for `refresh_delay` steps ago, before the step's own check looks at them.
+    fn adopt(&mut self, rules: &Rules, lists: &mut Lists) -> Result<()> {
+        if self.config.refresh_delay == 0 {
+            return Ok(());
+        }
+        let (mut refresh, mut redamp) = (emptied(&mut lists.refresh), emptied(&mut lists.redamp));
+        let ready = |factor: &usize| {
+            let block = self.plan.factors[*factor].block;
+            self.takes_part[block] && self.adopts(*factor, self.clocks[block].step)
+        };
+        let factors = (0..self.plan.factors.len()).filter(ready);
+        refresh.extend(factors.map(|factor| self.delayed_order(factor)));
+        let outcome = if refresh.is_empty() {
+            Ok(())
+        } else {
+            refresh.sort_unstable_by_key(|order| self.large_first(order.factor));
+            self.timed(Verb::Refresh, |this| this.device.refresh(rules, &refresh, &mut lists.refreshed))
+                .and_then(|_| {
+                    self.settle_refreshes(&refresh, &lists.refreshed, &mut redamp);
+                    self.timed(Verb::Redamp, |this| {
+                        this.device.store_records(&this.records, &[])?;
+                        this.device.redamp(&redamp)
+                    })
+                })
+        };
+        (lists.refresh, lists.redamp) = (refresh, redamp);
+        outcome
+    }
+
+    /// Whether a factor's refresh that is under way is taken by step `t` of its block.
+    pub(super) fn adopts(&self, factor: usize, t: u64) -> bool {
+        let delay = self.config.refresh_delay;
+        delay > 0 && self.records[factor].adopts(delay, t)
+    }
+
+    fn delayed_order(&self, factor: usize) -> RefreshOrder {
+        RefreshOrder { delayed: true, ..self.refresh_order(factor) }
+    }
+
+    /// Begins the refreshes again that were under way when the state was written.
+    pub(super) fn resume_refreshes(&mut self) {
+        let mut orders = emptied(&mut self.lists.refresh);
+        let pending = |factor: &usize| self.records[*factor].counters.pending_since > 0;
+        let factors = (0..self.plan.factors.len()).filter(pending);
+        orders.extend(factors.map(|factor| self.delayed_order(factor)));
+        orders.sort_unstable_by_key(|order| self.large_first(order.factor));
+        self.device.resume(&orders);
+        self.lists.refresh = orders;
     }
 
     /// The rest of a check: hears the answers, decides, refreshes and re-damps. Says whether the step goes on.
@@ -167,6 +219,7 @@ impl Engine {
     /// Decides about `due` from what was sensed, then refreshes and re-damps.
     fn act(&mut self, rules: &Rules, lists: &mut Lists, sensed: &[Sensed]) -> Result<()> {
         let (mut refresh, mut redamp) = (emptied(&mut lists.refresh), emptied(&mut lists.redamp));
+        let mut postponed = emptied(&mut lists.postponed);
         let mut undecided = emptied(&mut lists.undecided);
         undecided.resize(self.plan.factors.len(), false);
         for &factor in &lists.due {
@@ -182,7 +235,7 @@ impl Engine {
             let unseen = self.count_check(factor);
             undecided[factor] = !(unseen || doubled || short);
             if !undecided[factor] {
-                refresh.push(order);
+                self.ask_for(order, &mut refresh, &mut postponed);
             }
             if short && !unseen {
                 self.records[factor].counters.branch = Branch::EvdThreshold as i64;
@@ -190,29 +243,17 @@ impl Engine {
         }
         for (order, sensed) in lists.sense.iter().zip(sensed) {
             if undecided[order.factor] {
-                self.decide(order, sensed, &mut refresh, &mut redamp);
+                self.decide(order, sensed, &mut refresh, &mut postponed, &mut redamp);
             }
         }
+        postponed.sort_unstable_by_key(|order| self.large_first(order.factor));
+        self.timed(Verb::Refresh, |this| this.device.postpone(rules, &postponed))?;
         refresh.sort_unstable_by_key(|order| self.large_first(order.factor));
         let answers = &mut lists.refreshed;
         let answered = self.timed(Verb::Refresh, |this| this.device.refresh(rules, &refresh, answers))?;
         let mut pending = emptied(&mut lists.pending);
         match answered {
-            true => {
-                for (order, refreshed) in refresh.iter().zip(&*answers) {
-                    let before = self.records[order.factor];
-                    let after = self.outcome(order, refreshed);
-                    self.records[order.factor] = after;
-                    self.warn_of_fallbacks(order.factor, &before, &after);
-                    let epsilon = Damping::absolute(after.gauges.epsilon);
-                    redamp.push(RedampOrder {
-                        factor: order.factor,
-                        epsilon,
-                        pending: None,
-                        adopt_diagonal: false,
-                    });
-                }
-            }
+            true => self.settle_refreshes(&refresh, answers, &mut redamp),
             false => refresh.iter().for_each(|order| redamp.push(self.expect(order, &mut pending))),
         }
         if !self.plan.preconditioner.has_roots() {
@@ -223,8 +264,48 @@ impl Engine {
             this.device.store_records(&this.records, &pending)?;
             this.device.redamp(&redamp)
         });
-        *lists = Lists { undecided, refresh, redamp, pending, ..std::mem::take(lists) };
+        *lists = Lists { undecided, refresh, postponed, redamp, pending, ..std::mem::take(lists) };
         outcome
+    }
+
+    /// A refresh that a check asks for: at once, or later where refreshes are delayed and there is a stale basis to go on
+    /// with.
+    fn ask_for(
+        &mut self,
+        order: RefreshOrder,
+        refresh: &mut Vec<RefreshOrder>,
+        postponed: &mut Vec<RefreshOrder>,
+    ) {
+        if self.config.refresh_delay == 0 || !order.has_basis {
+            return refresh.push(order);
+        }
+        let t = self.step_of(order.factor) as i64;
+        let counters = &mut self.records[order.factor].counters;
+        counters.delayed_checks += 1;
+        if counters.pending_since > 0 {
+            // One at a time: the next check after it may ask again.
+            counters.reuse_calls += 1;
+            return;
+        }
+        counters.pending_since = t;
+        postponed.push(RefreshOrder { delayed: true, ..order });
+    }
+
+    /// Takes over what refreshes found, and asks for their inverse roots.
+    fn settle_refreshes(
+        &mut self,
+        refresh: &[RefreshOrder],
+        answers: &[Refreshed],
+        redamp: &mut Vec<RedampOrder>,
+    ) {
+        for (order, refreshed) in refresh.iter().zip(answers) {
+            let before = self.records[order.factor];
+            let after = self.outcome(order, refreshed);
+            self.records[order.factor] = after;
+            self.warn_of_fallbacks(order.factor, &before, &after);
+            let epsilon = Damping::absolute(after.gauges.epsilon);
+            redamp.push(RedampOrder { factor: order.factor, epsilon, pending: None, adopt_diagonal: false });
+        }
     }
 
     /// The step of a factor's block.
@@ -286,6 +367,7 @@ impl Engine {
             polish: soap::polishes(&self.records[factor]),
             qr: self.qr_steps(factor),
             doubled: false,
+            delayed: false,
             fault: self.fault(),
         }
     }
@@ -321,6 +403,7 @@ impl Engine {
         order: &SenseOrder,
         sensed: &Sensed,
         refresh: &mut Vec<RefreshOrder>,
+        postponed: &mut Vec<RefreshOrder>,
         redamp: &mut Vec<RedampOrder>,
     ) {
         let factor = order.factor;
@@ -329,7 +412,7 @@ impl Engine {
         let before = record.gauges.epsilon;
         let preconditioner = &self.plan.preconditioner;
         match preconditioner.decide(&self.config, record, sensed, plan.exponent, growth, damping) {
-            Action::Refresh => refresh.push(self.refresh_order(factor)),
+            Action::Refresh => self.ask_for(self.refresh_order(factor), refresh, postponed),
             // The same basis, spectrum and ε give the same inverse root: it is kept.
             Action::Reuse { epsilon, adopt_diagonal: false } if epsilon == before => {}
             Action::Reuse { epsilon, adopt_diagonal } => {
@@ -367,6 +450,9 @@ impl Engine {
         let factor = order.factor;
         let mut record = self.records[factor];
         let (gauges, counters) = (&mut record.gauges, &mut record.counters);
+        // A basis is as old as the statistic that it is of.
+        let since = std::mem::take(&mut counters.pending_since);
+        let refreshed_at = if order.delayed { since } else { self.step_of(factor) as i64 };
         counters.failed_evds += i64::from(!matches!(refreshed.rung, Rung::Chosen | Rung::Short));
         match refreshed.rung {
             Rung::Chosen => {}
@@ -387,7 +473,7 @@ impl Engine {
             counters.evd_calls += i64::from(decomposed);
             counters.qr_refreshes += i64::from(refreshed.by_qr);
             gauges.orthogonality = refreshed.orthogonality;
-            counters.last_refresh = self.step_of(factor) as i64;
+            counters.last_refresh = refreshed_at;
             counters.has_basis = 1;
             gauges.noise_floor = refreshed.noise_floor;
             gauges.eigenvalue_min = refreshed.eigenvalue_min;
@@ -395,7 +481,8 @@ impl Engine {
         }
         // A certificate speaks of the basis that it was measured in.
         if policy::certifies(self.config.policy) && (!given_up || refreshed.qr_steps > 0) {
-            gauges.gap_bound = refreshed.bound;
+            // Nobody has looked at a delayed one with the statistic as it is now.
+            gauges.gap_bound = if order.delayed { f64::NAN } else { refreshed.bound };
         }
         let damping = if given_up { self.damping_given_up(factor) } else { self.damping(factor) };
         gauges.epsilon = damping.at(gauges.eigenvalue_max);
