@@ -121,7 +121,7 @@ fn the_bound_holds_at_every_check_and_what_passes_tau_is_counted() {
                     continue;
                 }
                 let asked = info.pending_since > 0;
-                // A lower bound that passed τ says nothing of the gap.
+                // The spectrum was corrected, whether or not the check asked for a refresh.
                 assert!(gap <= info.gap_bound + 1e-6, "delay {delay}, step {t}: {gap}, {info:?}");
                 assert_eq!(info.gap_bound > 0.2, asked && info.last_branch == FOAM_BRANCH_EVD_THRESHOLD);
                 above += u64::from(info.gap_bound > 0.2);

@@ -412,7 +412,18 @@ impl Engine {
         let before = record.gauges.epsilon;
         let preconditioner = &self.plan.preconditioner;
         match preconditioner.decide(&self.config, record, sensed, plan.exponent, growth, damping) {
-            Action::Refresh => self.ask_for(self.refresh_order(factor), refresh, postponed),
+            Action::Refresh => {
+                let order = self.refresh_order(factor);
+                let record = &mut self.records[factor];
+                let delays = self.config.refresh_delay > 0 && order.has_basis;
+                if let Some(epsilon) =
+                    delays.then(|| policy::correct_stale(&self.config, record, sensed, damping)).flatten()
+                {
+                    let epsilon = Damping::absolute(epsilon);
+                    redamp.push(RedampOrder { factor, epsilon, pending: None, adopt_diagonal: true });
+                }
+                self.ask_for(order, refresh, postponed);
+            }
             // The same basis, spectrum and ε give the same inverse root: it is kept.
             Action::Reuse { epsilon, adopt_diagonal: false } if epsilon == before => {}
             Action::Reuse { epsilon, adopt_diagonal } => {

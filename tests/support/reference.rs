@@ -236,6 +236,11 @@ impl Factor {
             self.residual = norm(&(&h - &Array2::from_diag(&diagonal))) / (norm(&h) + 1e-25);
             self.count.residual_calls += 1;
             if self.residual > o.residual_threshold {
+                if o.refresh_delay > 0 {
+                    // The stale basis serves on, with the spectrum that fits it.
+                    self.basis = Some((diagonal, q));
+                    self.damp(at.base, exponent);
+                }
                 return self.refresh(o, &a, exponent, &at);
             }
             self.basis = Some((diagonal, q));
