@@ -23,10 +23,10 @@ pub(super) struct Lists {
     due: Vec<usize>,
     undecided: Vec<bool>,
     sense: Vec<SenseOrder>,
-    refresh: Vec<RefreshOrder>,
+    pub(super) refresh: Vec<RefreshOrder>,
     postponed: Vec<RefreshOrder>,
-    refreshed: Vec<Refreshed>,
-    redamp: Vec<RedampOrder>,
+    pub(super) refreshed: Vec<Refreshed>,
+    pub(super) redamp: Vec<RedampOrder>,
     pending: Vec<Pending>,
 }
 
@@ -48,7 +48,7 @@ impl Lists {
 }
 
 /// An empty list, with the room of `list`, which is left without any.
-fn emptied<T>(list: &mut Vec<T>) -> Vec<T> {
+pub(super) fn emptied<T>(list: &mut Vec<T>) -> Vec<T> {
     let mut taken = std::mem::take(list);
     taken.clear();
     taken
@@ -79,56 +79,6 @@ impl Engine {
         let outcome = self.adopt(rules, &mut lists).and_then(|()| self.sense_due(rules, known, &mut lists));
         self.lists = lists;
         outcome
-    }
-
-    /// Takes the refreshes that were asked for `refresh_delay` steps ago, before the step's own check looks at them.
-    fn adopt(&mut self, rules: &Rules, lists: &mut Lists) -> Result<()> {
-        if self.config.refresh_delay == 0 {
-            return Ok(());
-        }
-        let (mut refresh, mut redamp) = (emptied(&mut lists.refresh), emptied(&mut lists.redamp));
-        let ready = |factor: &usize| {
-            let block = self.plan.factors[*factor].block;
-            self.takes_part[block] && self.adopts(*factor, self.clocks[block].step)
-        };
-        let factors = (0..self.plan.factors.len()).filter(ready);
-        refresh.extend(factors.map(|factor| self.delayed_order(factor)));
-        let outcome = if refresh.is_empty() {
-            Ok(())
-        } else {
-            refresh.sort_unstable_by_key(|order| self.large_first(order.factor));
-            self.timed(Verb::Refresh, |this| this.device.refresh(rules, &refresh, &mut lists.refreshed))
-                .and_then(|_| {
-                    self.settle_refreshes(&refresh, &lists.refreshed, &mut redamp);
-                    self.timed(Verb::Redamp, |this| {
-                        this.device.store_records(&this.records, &[])?;
-                        this.device.redamp(&redamp)
-                    })
-                })
-        };
-        (lists.refresh, lists.redamp) = (refresh, redamp);
-        outcome
-    }
-
-    /// Whether a factor's refresh that is under way is taken by step `t` of its block.
-    pub(super) fn adopts(&self, factor: usize, t: u64) -> bool {
-        let delay = self.config.refresh_delay;
-        delay > 0 && self.records[factor].adopts(delay, t)
-    }
-
-    fn delayed_order(&self, factor: usize) -> RefreshOrder {
-        RefreshOrder { delayed: true, ..self.refresh_order(factor) }
-    }
-
-    /// Begins the refreshes again that were under way when the state was written.
-    pub(super) fn resume_refreshes(&mut self) {
-        let mut orders = emptied(&mut self.lists.refresh);
-        let pending = |factor: &usize| self.records[*factor].counters.pending_since > 0;
-        let factors = (0..self.plan.factors.len()).filter(pending);
-        orders.extend(factors.map(|factor| self.delayed_order(factor)));
-        orders.sort_unstable_by_key(|order| self.large_first(order.factor));
-        self.device.resume(&orders);
-        self.lists.refresh = orders;
     }
 
     /// The rest of a check: hears the answers, decides, refreshes and re-damps. Says whether the step goes on.
@@ -212,7 +162,7 @@ impl Engine {
     }
 
     /// The order of work on factors.
-    fn large_first(&self, factor: usize) -> (Reverse<usize>, usize) {
+    pub(super) fn large_first(&self, factor: usize) -> (Reverse<usize>, usize) {
         (Reverse(self.plan.factors[factor].dim), factor)
     }
 
@@ -268,31 +218,8 @@ impl Engine {
         outcome
     }
 
-    /// A refresh that a check asks for: at once, or later where refreshes are delayed and there is a stale basis to go on
-    /// with.
-    fn ask_for(
-        &mut self,
-        order: RefreshOrder,
-        refresh: &mut Vec<RefreshOrder>,
-        postponed: &mut Vec<RefreshOrder>,
-    ) {
-        if self.config.refresh_delay == 0 || !order.has_basis {
-            return refresh.push(order);
-        }
-        let t = self.step_of(order.factor) as i64;
-        let counters = &mut self.records[order.factor].counters;
-        counters.delayed_checks += 1;
-        if counters.pending_since > 0 {
-            // One at a time: the next check after it may ask again.
-            counters.reuse_calls += 1;
-            return;
-        }
-        counters.pending_since = t;
-        postponed.push(RefreshOrder { delayed: true, ..order });
-    }
-
     /// Takes over what refreshes found, and asks for their inverse roots.
-    fn settle_refreshes(
+    pub(super) fn settle_refreshes(
         &mut self,
         refresh: &[RefreshOrder],
         answers: &[Refreshed],
@@ -309,7 +236,7 @@ impl Engine {
     }
 
     /// The step of a factor's block.
-    fn step_of(&self, factor: usize) -> u64 {
+    pub(super) fn step_of(&self, factor: usize) -> u64 {
         self.clocks[self.plan.factors[factor].block].step
     }
 
@@ -357,7 +284,7 @@ impl Engine {
         }
     }
 
-    fn refresh_order(&self, factor: usize) -> RefreshOrder {
+    pub(super) fn refresh_order(&self, factor: usize) -> RefreshOrder {
         RefreshOrder {
             factor,
             base: self.damping(factor),
@@ -414,14 +341,7 @@ impl Engine {
         match preconditioner.decide(&self.config, record, sensed, plan.exponent, growth, damping) {
             Action::Refresh => {
                 let order = self.refresh_order(factor);
-                let record = &mut self.records[factor];
-                let delays = self.config.refresh_delay > 0 && order.has_basis;
-                if let Some(epsilon) =
-                    delays.then(|| policy::correct_stale(&self.config, record, sensed, damping)).flatten()
-                {
-                    let epsilon = Damping::absolute(epsilon);
-                    redamp.push(RedampOrder { factor, epsilon, pending: None, adopt_diagonal: true });
-                }
+                redamp.extend(self.correct_stale(&order, sensed));
                 self.ask_for(order, refresh, postponed);
             }
             // The same basis, spectrum and ε give the same inverse root: it is kept.
@@ -501,7 +421,7 @@ impl Engine {
     }
 
     /// ε₀ of a factor.
-    fn damping(&self, factor: usize) -> Damping {
+    pub(super) fn damping(&self, factor: usize) -> Damping {
         self.plan.factors[factor].base(&self.config, &self.plan)
     }
 

@@ -4,6 +4,7 @@
 
 pub mod cache;
 mod check;
+mod delay;
 mod diagnose;
 mod grafting;
 mod handle;
