@@ -5,7 +5,8 @@
 //! factor. Beside it, in the same run and interleaved with it, the bare faer products of the same
 //! flops as the plain step. Then, for one matrix at one thread, what a check costs: sensing alone, sensing with a
 //! bound that takes a Cholesky factorization, with the sandwich bound, a refresh by an eigendecomposition, one by QR
-//! steps (`-- cost` for these alone). Read the ratios: machines are noisy, ratios within one run are less so. One thread
+//! steps (`-- cost` for these alone). Then the latency of steps with refreshes at the check and delayed ones (`-- delay`).
+//! Read the ratios: machines are noisy, ratios within one run are less so. One thread
 //! is measured in processor time.
 
 use faer::{Accum, MatMut, MatRef, Par, linalg::matmul::matmul};
@@ -329,6 +330,55 @@ fn checks() {
     [64, 128, 256, 512, 1024].into_iter().for_each(measure_checks);
 }
 
+/// Steps of two optimizers in turn, one of which delays its refreshes, with other work between the steps, as a training
+/// loop has it: the times of steps, sorted.
+fn measure_delay(n: usize) {
+    const PERIOD: i64 = 10;
+    let work = Work::new("", "", vec![vec![n, n]]);
+    let config = |refresh_delay: i64| Config {
+        policy: Policy::Stale,
+        start_step: 1,
+        check_period: PERIOD,
+        refresh_delay,
+        ..Config::reference()
+    };
+    let mut bare = Bare::new(&work);
+    // Wall time: waiting for the thread in the background counts.
+    let mut runs = [0, PERIOD].map(|delay| Run { threads: 2, ..Run::new(&work, 1, config(delay)) });
+    let mut times = [Vec::new(), Vec::new()];
+    for step in 0..20 * PERIOD {
+        for (run, times) in runs.iter_mut().zip(&mut times) {
+            let spent = run.step();
+            if step >= PERIOD {
+                times.push(spent);
+            }
+            (0..3).for_each(|_| bare.run(1));
+        }
+    }
+    let place = |times: &[f64], share: f64| times[((times.len() - 1) as f64 * share).round() as usize];
+    let [[p50, p99], [late50, late99]] = times.map(|mut times| {
+        times.sort_by(f64::total_cmp);
+        [0.5, 0.99].map(|share| place(&times, share))
+    });
+    let counters = runs[1].stats().counters;
+    println!(
+        "{n:<5} {p50:>9.2} {p99:>9.2} {:>7.2}  {late50:>9.2} {late99:>9.2} {:>7.2}  {:>12.2} {:>10}",
+        p99 / p50,
+        late99 / late50,
+        late99 / p99,
+        counters.evd_calls,
+    );
+}
+
+fn delays() {
+    println!(
+        "\nf32, one n x n matrix, one thread, stale, a refresh every 10 steps; milliseconds of a step, wall time"
+    );
+    println!("          at the check:             10 steps later, in the background:");
+    println!("side        p50       p99   ratio        p50       p99   ratio   p99 to p99  refreshes");
+    [128, 256, 512].into_iter().for_each(measure_delay);
+}
+
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     println!("{}", foam::build_info());
@@ -354,5 +404,8 @@ fn main() {
     }
     if wanted.is_empty() || wanted.iter().any(|name| name == "cost") {
         checks();
+    }
+    if wanted.is_empty() || wanted.iter().any(|name| name == "delay") {
+        delays();
     }
 }

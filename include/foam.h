@@ -498,6 +498,11 @@ typedef struct foam_config {
     int32_t matmul_precision;
     /** Must be 0. */
     int32_t reserved2;
+    /**
+     * If > 0, a basis that a check asks for is decomposed in the background, from the statistic as it is then, and taken
+     * so many steps later; until then the stale one serves. Shampoo with eigendecompositions, on the CPU.
+     */
+    int64_t refresh_delay;
 } foam_config;
 
 /**
@@ -681,6 +686,8 @@ typedef struct foam_stats_info {
     uint64_t findings;
     /** Checks that refreshed by QR steps without looking at the basis first (`qr_track`). */
     uint64_t qr_tracked;
+    /** Checks that asked for a refresh and left the stale basis in use, because refreshes are delayed (`refresh_delay`). */
+    uint64_t delayed_checks;
 } foam_stats_info;
 
 /** No check yet. */
@@ -810,6 +817,13 @@ typedef struct foam_factor_info {
      * newest lowest.
      */
     uint64_t recent_refreshes;
+    /**
+     * Step at which the refresh that is under way was asked for, 0 if none is (`refresh_delay`). It is counted, and
+     * `last_refresh` becomes this step, when it is taken.
+     */
+    uint64_t pending_since;
+    /** Checks that asked for a refresh and left the stale basis in use, because refreshes are delayed. */
+    uint64_t delayed_checks;
 } foam_factor_info;
 
 /** Right after a refresh, with no drift at all, the proxy is above `tau`: rounding decides, not staleness. */
@@ -953,12 +967,12 @@ typedef struct foam_stack {
 #define FOAM_STACK_CLOCK 0
 
 /**
- * The record of every factor, u32[count, ndim, 72]: twelve doubles (epsilon, proxy, max_proxy, relative_change, alpha,
- * gap_bound, residual, noise_floor, eigenvalue_min, eigenvalue_max, kappa, orthogonality), then 24 64-bit whole numbers
+ * The record of every factor, u32[count, ndim, 76]: twelve doubles (epsilon, proxy, max_proxy, relative_change, alpha,
+ * gap_bound, residual, noise_floor, eigenvalue_min, eigenvalue_max, kappa, orthogonality), then 26 64-bit whole numbers
  * (last_branch, 1 once there is a basis, last_refresh, last_check, checks, evd_calls, reuse_calls,
  * proxy_calls, epsilon_updates, cap_refreshes, residual_calls, failed_evds, fallback_double, fallback_svd,
  * fallback_stale, bound_exceeded, bound_average, bound_spectral, bound_sandwich, qr_steps, qr_refreshes,
- * qr_fallbacks, qr_tracked, recent_refreshes), as in `foam_factor_info`.
+ * qr_fallbacks, qr_tracked, recent_refreshes, pending_since, delayed_checks), as in `foam_factor_info`.
  */
 #define FOAM_STACK_RECORD 1
 
@@ -991,6 +1005,9 @@ typedef struct foam_stack {
 
 /** Eigenvalues of an axis' inverse roots (`keep_inverse_root` = 0). */
 #define FOAM_STACK_ROOT_SPECTRUM 11
+
+/** Statistics of an axis as they were when a refresh that is under way was asked for (`refresh_delay` > 0). */
+#define FOAM_STACK_PENDING_STATISTIC 12
 
 /** One state buffer of a stack, as `foam_stack_layout` describes it: row-major and contiguous. */
 typedef struct foam_stack_buffer {
@@ -1269,7 +1286,8 @@ foam_status foam_config_validate(const foam_config *config,
 
 /**
  * Says whether the factors of a parameter are checked at its step `step` (counted from 1, for each parameter
- * by itself: a step in which it has no gradient does not count). `*due` receives 1 or 0.
+ * by itself: a step in which it has no gradient does not count), or may take over a basis that an earlier check asked
+ * for (`refresh_delay`). `*due` receives 1 or 0.
  *
  * Contract: `config` is a struct whose `struct_size` is set; `due` is writable; `error` is NULL or a record.
  */
@@ -1383,8 +1401,8 @@ foam_status foam_step_together(foam_optimizer *const *optimizers,
  * epsilon_right, epsilon_max), tau, residual_threshold, check_period, grafting_epsilon, nonfinite,
  * negative_eigenvalues, noise_floor, nesterov, ema_momentum, nadam, inject_fault, inject_fault_step,
  * refresh_schedule, refresh_method, qr_track, front_period, front_steps, refresh_growth and kappa_threshold, and as long as they
- * switch nothing on or off also beta1, beta2, grafting_beta2, momentum and correction_period. The others shape the state and are
- * refused by name with the reason.
+ * switch nothing on or off also beta1, beta2, grafting_beta2, momentum, correction_period and refresh_delay. The others shape the state
+ * and are refused by name with the reason.
  *
  * The configuration is validated as a whole; a refused value changes nothing. A new damping is used from the next
  * check on. A new check_period or schedule leaves the first check where it was. Bias corrections take a new beta as

@@ -123,6 +123,8 @@ pub struct Config {
     pub qr_track: bool,
     /// How the products of every step are rounded on a GPU.
     pub matmul_precision: MatmulPrecision,
+    /// Steps from the check that asks for a new basis to the step that takes it; 0 means none.
+    pub refresh_delay: i64,
 }
 
 /// The bound falls as 1/k with the k-th QR step: below this an eigendecomposition is cheaper.
@@ -216,6 +218,7 @@ impl Config {
             keep_inverse_root: true,
             qr_track: false,
             matmul_precision: MatmulPrecision::F32,
+            refresh_delay: 0,
         }
     }
 
@@ -364,7 +367,8 @@ impl Config {
                 self.policy.name()
             )));
         }
-        self.validate_qr()
+        self.validate_qr()?;
+        self.validate_delay()
     }
 
     /// Whether bases are refreshed by QR steps.
@@ -397,6 +401,33 @@ impl Config {
                 "refresh_method = qr with tau = {}: so small a bound takes many steps; expected tau >= {LEAST_TAU_OF_QR}, or refresh_method = evd",
                 self.tau
             )));
+        }
+        Ok(())
+    }
+
+    /// A delayed refresh is an eigendecomposition of Shampoo, on a device that has a worker for it.
+    fn validate_delay(&self) -> Result<()> {
+        let delay = self.refresh_delay;
+        if delay == 0 {
+            return Ok(());
+        }
+        if self.preconditioner != PreconditionerName::Shampoo {
+            return Err(Error::invalid(format!(
+                "refresh_delay = {delay} with preconditioner = soap, whose moments turn with the basis; expected preconditioner = shampoo, or refresh_delay = 0"
+            )));
+        }
+        if self.refreshes_by_qr() {
+            return Err(Error::invalid(format!(
+                "refresh_delay = {delay} with refreshes by QR steps, which begin at the stale basis; expected refresh_method = evd, or refresh_delay = 0"
+            )));
+        }
+        if self.device.kind == Device::CUDA_KIND {
+            return Err(Error::new(
+                crate::error::Kind::Unsupported,
+                format!(
+                    "refresh_delay = {delay} on a CUDA device, whose refreshes are not delayed yet; expected device = cpu, or refresh_delay = 0"
+                ),
+            ));
         }
         Ok(())
     }

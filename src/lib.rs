@@ -36,7 +36,7 @@
 //! | site | | the caller's memory of one block |
 //! | rules | | the options of a step as plain numbers, as devices get them |
 //! | readback | | what a device tells the host, once per check |
-//! | pending | | a refresh whose outcome only the device knows yet |
+//! | pending | | a refresh whose outcome only the device knows yet, or that was asked for and is taken later |
 //! | block | G | a matrix (or tensor) piece of a parameter, no side larger than `max_factor_dim` |
 //! | factor | | what belongs to one axis of a block |
 //! | statistic | L, R | running second moment of the gradient along an axis |

@@ -172,6 +172,19 @@ fn a_step_without_a_check_allocates_nothing_on_any_thread() {
             "(calls, bytes) of SOAP's steps: {dtype:?}, '{variant}'"
         );
     }
+    for threads in [1, 2] {
+        // Bases are decomposed in the background, and taken, in the counted steps.
+        let options = format!(
+            "num_threads={threads} max_factor_dim=128 policy=stale check_period=5 refresh_delay=3 start_step=1 epsilon=1e-4"
+        );
+        let run = Loop::new(&options, Dtype::F32);
+        run.steps(21);
+        let before = run.model.stats().evd_calls;
+        let rounds: Vec<_> = (0..4).map(|_| allocated(|| run.steps(20))).collect();
+        assert!(run.model.stats().evd_calls > before);
+        let dirty = rounds.iter().filter(|round| **round != (0, 0)).count();
+        assert!(dirty < threads, "(calls, bytes) {rounds:?}: {threads} threads, delayed refreshes");
+    }
     the_rust_api_adds_nothing();
     let run = Loop::new("max_factor_dim=128 check_period=1 epsilon=1e-4 epsilon_max=1e-2", Dtype::F32);
     run.steps(3);

@@ -17,6 +17,7 @@ mod traces;
 mod absent;
 mod api;
 mod certified;
+mod delay;
 mod diagnosis;
 mod dtypes;
 mod golden;

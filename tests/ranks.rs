@@ -462,6 +462,7 @@ fn every_policy_gives_the_bits_of_one_process() {
         ("reference", format!("{OPTIONS} policy=foam_certified tau=0.3")),
         ("reference", format!("{OPTIONS} refresh_schedule=front_loaded front_period=1 front_steps=4")),
         ("reference", format!("{OPTIONS} grafting=rmsprop nesterov=true")),
+        ("reference", format!("{OPTIONS} policy=stale refresh_delay=2")),
     ] {
         let make = |hold: Hold, member| {
             let config = configuration(preset, &options).unwrap_or_else(|f| panic!("{options}: {f:?}"));

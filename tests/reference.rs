@@ -42,6 +42,7 @@ prop_compose! {
         thresholds in (0.05..0.6f64, 0.05..0.6f64),
         statistics_period in prop::sample::select(vec![1, 1, 2, 3, 7]),
         keep_inverse_root: bool,
+        refresh_delay in prop::sample::select(vec![0, 0, 0, 1, 2, 3, 5, 9]),
     ) -> Options {
         let (left, right, room) = epsilons;
         // This policy reads single entries of QᵀLQ, which are not determined while eigenvalues coincide: its
@@ -77,6 +78,7 @@ prop_compose! {
             negative_eigenvalues: "shift",
             statistics_period,
             keep_inverse_root,
+            refresh_delay,
         }
     }
 }
@@ -165,8 +167,10 @@ fn both_agree_for(steps: usize, options: &Options, dims: &[usize], seed: u64, to
             cap_refreshes: got.cap_refreshes,
             residual_calls: got.residual_calls,
             last_refresh: got.last_refresh,
+            delayed_checks: got.delayed_checks,
         };
         assert_eq!(count, factor.count, "axis {}", got.axis);
+        assert_eq!(got.pending_since, factor.pending.as_ref().map_or(0, |(since, _)| *since));
         // What rounding makes of a statistic that has not changed.
         let noise = 1e-15 * got.eigenvalue_max / got.epsilon;
         let gauges = [
@@ -213,7 +217,23 @@ fn plain(policy: &'static str) -> Options {
         negative_eigenvalues: "shift",
         statistics_period: 1,
         keep_inverse_root: true,
+        refresh_delay: 0,
     }
+}
+
+#[test]
+fn delayed_refreshes_agree_in_every_policy() {
+    for policy in ["foam", "foam_fixed_epsilon", "stale"] {
+        for refresh_delay in [1, 2, 3, 4, 6, 10] {
+            let options = Options { refresh_delay, ..plain(policy) };
+            let (refreshes, _) = both_agree(&options, &[6, 5], 3, 1e-8);
+            assert!(refreshes > 2, "{policy}, {refresh_delay}: {refreshes} refreshes");
+            both_agree(&Options { statistics_period: 2, ..options.clone() }, &[4, 2, 3], 3, 1e-8);
+            both_agree(&Options { keep_inverse_root: false, ..options }, &[40, 33], 3, 1e-8);
+        }
+    }
+    let late = Options { start_step: 15, refresh_delay: 2, ..plain("diagonal_residual") };
+    both_agree(&late, &[6, 5], 3, 1e-8);
 }
 
 #[test]

@@ -108,6 +108,32 @@ fn a_run_resumed_after_any_step_continues_bit_for_bit() {
     }
 }
 
+#[test]
+fn a_run_resumed_while_refreshes_are_under_way_continues_bit_for_bit() {
+    for policy in ["stale refresh_delay=2", "stale refresh_delay=7", "sandwich refresh_delay=4"] {
+        let mut whole = Run::new(specs(), &options(policy));
+        whole.steps(1..=STEPS);
+        let stats = whole.model.stats();
+        assert!(stats.evd_calls > 10 && stats.delayed_checks > 10 && stats.skipped_steps == 1, "{stats:?}");
+        let mut under_way = 0;
+        for k in 0..=25 {
+            let (run, mut copy) = forked(policy, k);
+            under_way += u32::from(run.model.factors().iter().any(|factor| factor.pending_since > 0));
+            assert_same(&copy, &run, &format!("{policy}: right after loading step {k}"));
+            copy.steps(k + 1..=STEPS);
+            assert_same(&copy, &whole, &format!("{policy}: resumed after step {k}"));
+            // A handle whose own refreshes are under way forgets them.
+            let mut used = Run::new(specs(), &options(policy));
+            used.steps(13..=25);
+            used.model.load(&run.model.save()).unwrap();
+            used.params = run.params.clone();
+            used.steps(k + 1..=STEPS);
+            assert_same(&used, &whole, &format!("{policy}: loaded over another run after step {k}"));
+        }
+        assert!(under_way > 8, "{policy}: {under_way} of 26 checkpoints with a refresh under way");
+    }
+}
+
 fn soap(form: &str, options: &str) -> Run {
     let options =
         format!("soap_form={form} max_factor_dim=5 max_precond_dim=5 lr=0.1 nonfinite=skip {options}");
@@ -239,7 +265,7 @@ fn a_checkpoint_of_another_model_is_refused_and_changes_nothing() {
         change(&mut specs[index]);
         specs
     };
-    let others: [(Vec<Spec>, String, &str); 9] = [
+    let others: [(Vec<Spec>, String, &str); 10] = [
         (change(0, &|s| s.shape = vec![6, 7]), options("foam"), "blocks"),
         (change(1, &|s| s.dtype = Dtype::F16), options("foam"), "layer/vector"),
         (change(3, &|s| s.name = "other".to_string()), options("foam"), "other"),
@@ -249,6 +275,7 @@ fn a_checkpoint_of_another_model_is_refused_and_changes_nothing() {
         (specs(), format!("{} statistic_dtype=f64", options("foam")), "basis"),
         (specs(), format!("{} statistics_period=2", options("foam")), "statistics_period = 1"),
         (specs(), format!("{} keep_inverse_root=false", options("foam")), "root_spectrum"),
+        (specs(), format!("{} refresh_delay=2", options("foam")), "pending_statistic"),
     ];
     for (specs, options, expected) in others {
         let mut other = Run::new(specs, &options);

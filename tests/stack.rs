@@ -140,7 +140,7 @@ impl Race {
                         same("clock.weight", &own[8..]);
                     }
                     ("record", _) => {
-                        for (axis, record) in own.chunks_exact(288).enumerate() {
+                        for (axis, record) in own.chunks_exact(304).enumerate() {
                             same(&format!("stack0/axis{axis}/gauges"), &record[..96]);
                             same(&format!("stack0/axis{axis}/counters"), &record[96..]);
                         }
@@ -382,7 +382,7 @@ fn the_layout_names_types_and_shapes_every_buffer() {
         listed("momentum=0.9 statistic_dtype=f64", &shape),
         [
             "clock u32[3, 4]",
-            "record u32[3, 2, 72]",
+            "record u32[3, 2, 76]",
             "statistic_0 f64[3, 6, 6]",
             "statistic_1 f64[3, 4, 4]",
             "basis_0 f64[3, 6, 6]",

@@ -98,6 +98,8 @@ fn f32_results_do_not_depend_on_the_number_of_threads() {
     every_thread_count_gives_the_same_bits(Dtype::F32, "sandwich");
     every_thread_count_gives_the_same_bits(Dtype::F32, "sandwich refresh_method=qr tau=0.1");
     every_thread_count_gives_the_same_bits(Dtype::F32, "foam keep_inverse_root=false statistics_period=2");
+    every_thread_count_gives_the_same_bits(Dtype::F32, "stale refresh_delay=1");
+    every_thread_count_gives_the_same_bits(Dtype::F32, "sandwich refresh_delay=2");
 }
 
 #[test]
@@ -169,6 +171,11 @@ fn forkable() -> Run {
     Run::new(specs(Dtype::F32)[1..4].to_vec(), "num_threads=3")
 }
 
+/// One whose refreshes are under way most of the time.
+fn forkable_delayed() -> Run {
+    Run::new(specs(Dtype::F32)[1..4].to_vec(), "num_threads=3 policy=stale check_period=2 refresh_delay=1")
+}
+
 #[test]
 fn a_handle_made_before_a_fork_works_in_the_child() {
     alone("a_handle_made_before_a_fork_works_in_the_child", || {
@@ -201,6 +208,25 @@ fn a_handle_that_has_stepped_works_in_a_forked_child_and_in_its_parent() {
         }
         run.steps(2);
         assert!(run.params == twin.params, "the children changed their parent");
+    });
+}
+
+#[test]
+fn a_child_forked_while_refreshes_are_under_way_takes_them_as_its_parent_does() {
+    alone("a_child_forked_while_refreshes_are_under_way_takes_them_as_its_parent_does", || {
+        let (mut twin, mut run) = (forkable_delayed(), forkable_delayed());
+        twin.steps(3);
+        run.steps(1);
+        for round in 0..12 {
+            let verdict;
+            (verdict, run) = child_steps(run, &twin.params, 0);
+            assert_eq!(verdict, CHILD_IS_RIGHT, "round {round}");
+            run.steps(1);
+            twin.steps(1);
+        }
+        run.steps(2);
+        assert!(run.params == twin.params, "the children changed their parent");
+        assert!(run.model.stats().delayed_checks > 10);
     });
 }
 

@@ -187,6 +187,8 @@ template <class Self> class Options : public ConfigBase {
     FOAM_HPP_SWITCH(qr_track)
     /** How the products of every step are rounded on a CUDA device; no effect on the CPU. */
     FOAM_HPP_CHOICE(MatmulPrecision, matmul_precision)
+    /** Steps from the check that asks for a new basis to the step that takes it, made in the background meanwhile. */
+    FOAM_HPP_NUMBER(int64_t, refresh_delay)
 #undef FOAM_HPP_NUMBER
 #undef FOAM_HPP_SWITCH
 #undef FOAM_HPP_CHOICE

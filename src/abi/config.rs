@@ -265,6 +265,9 @@ pub struct foam_config {
     pub matmul_precision: i32,
     /// Must be 0.
     pub reserved2: i32,
+    /// If > 0, a basis that a check asks for is decomposed in the background, from the statistic as it is then, and taken
+    /// so many steps later; until then the stale one serves. Shampoo with eigendecompositions, on the CPU.
+    pub refresh_delay: i64,
 }
 
 // SAFETY: plain data, first field `struct_size`, every bit pattern valid.
@@ -335,7 +338,8 @@ unsafe impl AbiStruct for foam_config {
         keep_inverse_root,
         qr_track,
         matmul_precision,
-        reserved2
+        reserved2,
+        refresh_delay
     });
 
     fn defaults() -> Self {
@@ -409,6 +413,7 @@ fn from_config(config: &Config) -> foam_config {
         keep_inverse_root: config.keep_inverse_root.into(),
         qr_track: config.qr_track.into(),
         matmul_precision: config.matmul_precision.number(),
+        refresh_delay: config.refresh_delay,
         reserved2: 0,
     }
 }
@@ -488,6 +493,7 @@ pub(super) fn to_config(raw: &foam_config) -> Result<Config> {
         refresh_method: choice("refresh_method", raw.refresh_method)?,
         qr_track: switch("qr_track", raw.qr_track)?,
         matmul_precision: choice("matmul_precision", raw.matmul_precision)?,
+        refresh_delay: raw.refresh_delay,
     })
 }
 
@@ -620,7 +626,8 @@ pub unsafe extern "C" fn foam_config_validate(
 }
 
 /// Says whether the factors of a parameter are checked at its step `step` (counted from 1, for each parameter
-/// by itself: a step in which it has no gradient does not count). `*due` receives 1 or 0.
+/// by itself: a step in which it has no gradient does not count), or may take over a basis that an earlier check asked
+/// for (`refresh_delay`). `*due` receives 1 or 0.
 ///
 /// # Safety
 /// `config` is a struct whose `struct_size` is set; `due` is writable; `error` is NULL or a record.
@@ -642,7 +649,7 @@ pub unsafe extern "C" fn foam_config_check_due(
             if step < 1 {
                 return Err(Error::invalid(format!("step = {step}: expected at least 1, the first step")));
             }
-            *due = i32::from(cadence::is_check(&config, step as u64));
+            *due = i32::from(cadence::calls_check(&config, step as u64));
             Ok(())
         })
     }

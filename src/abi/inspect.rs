@@ -83,6 +83,7 @@ fn stats_of(optimizer: &Optimizer) -> foam_stats_info {
         qr_fallbacks: counters.qr_fallbacks as u64,
         findings: summary.findings.bits(),
         qr_tracked: counters.qr_tracked as u64,
+        delayed_checks: counters.delayed_checks as u64,
     }
 }
 
@@ -117,6 +118,8 @@ fn factor_of(optimizer: &Optimizer, index: usize) -> foam_factor_info {
         qr_fallbacks: counters.qr_fallbacks as u64,
         qr_tracked: counters.qr_tracked as u64,
         recent_refreshes: counters.recent_refreshes as u64,
+        pending_since: counters.pending_since as u64,
+        delayed_checks: counters.delayed_checks as u64,
         last_refresh: counters.last_refresh as u64,
         last_check: counters.last_check as u64,
         checks: counters.checks as u64,

@@ -12,8 +12,8 @@ use libc::c_char;
 /// epsilon_right, epsilon_max), tau, residual_threshold, check_period, grafting_epsilon, nonfinite,
 /// negative_eigenvalues, noise_floor, nesterov, ema_momentum, nadam, inject_fault, inject_fault_step,
 /// refresh_schedule, refresh_method, qr_track, front_period, front_steps, refresh_growth and kappa_threshold, and as long as they
-/// switch nothing on or off also beta1, beta2, grafting_beta2, momentum and correction_period. The others shape the state and are
-/// refused by name with the reason.
+/// switch nothing on or off also beta1, beta2, grafting_beta2, momentum, correction_period and refresh_delay. The others shape the state
+/// and are refused by name with the reason.
 ///
 /// The configuration is validated as a whole; a refused value changes nothing. A new damping is used from the next
 /// check on. A new check_period or schedule leaves the first check where it was. Bias corrections take a new beta as

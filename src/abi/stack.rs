@@ -83,12 +83,12 @@ unsafe impl AbiStruct for foam_stack {
 /// The clock of every block, u32[count, 4]: its steps as a 64-bit whole number, the weight of its statistics
 /// as a double.
 pub const FOAM_STACK_CLOCK: i32 = 0;
-/// The record of every factor, u32[count, ndim, 72]: twelve doubles (epsilon, proxy, max_proxy, relative_change, alpha,
-/// gap_bound, residual, noise_floor, eigenvalue_min, eigenvalue_max, kappa, orthogonality), then 24 64-bit whole numbers
+/// The record of every factor, u32[count, ndim, 76]: twelve doubles (epsilon, proxy, max_proxy, relative_change, alpha,
+/// gap_bound, residual, noise_floor, eigenvalue_min, eigenvalue_max, kappa, orthogonality), then 26 64-bit whole numbers
 /// (last_branch, 1 once there is a basis, last_refresh, last_check, checks, evd_calls, reuse_calls,
 /// proxy_calls, epsilon_updates, cap_refreshes, residual_calls, failed_evds, fallback_double, fallback_svd,
 /// fallback_stale, bound_exceeded, bound_average, bound_spectral, bound_sandwich, qr_steps, qr_refreshes,
-/// qr_fallbacks, qr_tracked, recent_refreshes), as in `foam_factor_info`.
+/// qr_fallbacks, qr_tracked, recent_refreshes, pending_since, delayed_checks), as in `foam_factor_info`.
 pub const FOAM_STACK_RECORD: i32 = 1;
 /// Statistics of an axis; the lower triangle of their transpose counts.
 pub const FOAM_STACK_STATISTIC: i32 = 2;
@@ -110,6 +110,8 @@ pub const FOAM_STACK_FRESH_SPECTRUM: i32 = 9;
 pub const FOAM_STACK_ROTATED_STATISTIC: i32 = 10;
 /// Eigenvalues of an axis' inverse roots (`keep_inverse_root` = 0).
 pub const FOAM_STACK_ROOT_SPECTRUM: i32 = 11;
+/// Statistics of an axis as they were when a refresh that is under way was asked for (`refresh_delay` > 0).
+pub const FOAM_STACK_PENDING_STATISTIC: i32 = 12;
 
 /// One state buffer of a stack, as `foam_stack_layout` describes it: row-major and contiguous.
 #[repr(C)]
@@ -342,6 +344,7 @@ fn describe(array: &Array, count: usize) -> Result<foam_stack_buffer> {
         Content::Slot(SlotKind::InverseRoot, _) => FOAM_STACK_INVERSE_ROOT,
         Content::Slot(SlotKind::RootSpectrum, _) => FOAM_STACK_ROOT_SPECTRUM,
         Content::Slot(SlotKind::FreshSpectrum, _) => FOAM_STACK_FRESH_SPECTRUM,
+        Content::Slot(SlotKind::PendingStatistic, _) => FOAM_STACK_PENDING_STATISTIC,
         Content::Slot(SlotKind::Filter, _) => FOAM_STACK_FILTER,
         Content::Slot(SlotKind::Moment, _) => FOAM_STACK_MOMENT,
         Content::Slot(SlotKind::Momentum, _) => FOAM_STACK_MOMENTUM,

@@ -92,6 +92,8 @@ pub struct foam_stats_info {
     pub findings: u64,
     /// Checks that refreshed by QR steps without looking at the basis first (`qr_track`).
     pub qr_tracked: u64,
+    /// Checks that asked for a refresh and left the stale basis in use, because refreshes are delayed (`refresh_delay`).
+    pub delayed_checks: u64,
 }
 
 // SAFETY: plain data, first field `struct_size`, every bit pattern valid.
@@ -140,7 +142,8 @@ unsafe impl AbiStruct for foam_stats_info {
         qr_refreshes,
         qr_fallbacks,
         findings,
-        qr_tracked
+        qr_tracked,
+        delayed_checks
     });
 
     fn defaults() -> Self {
@@ -263,6 +266,11 @@ pub struct foam_factor_info {
     /// Which of the last eight checks that looked at the basis asked for a refresh (policy `sandwich`): a bit each, the
     /// newest lowest.
     pub recent_refreshes: u64,
+    /// Step at which the refresh that is under way was asked for, 0 if none is (`refresh_delay`). It is counted, and
+    /// `last_refresh` becomes this step, when it is taken.
+    pub pending_since: u64,
+    /// Checks that asked for a refresh and left the stale basis in use, because refreshes are delayed.
+    pub delayed_checks: u64,
 }
 
 // SAFETY: plain data, first field `struct_size`, every bit pattern valid.
@@ -312,7 +320,9 @@ unsafe impl AbiStruct for foam_factor_info {
         qr_fallbacks,
         findings,
         qr_tracked,
-        recent_refreshes
+        recent_refreshes,
+        pending_since,
+        delayed_checks
     });
 
     fn defaults() -> Self {

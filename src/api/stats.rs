@@ -74,6 +74,8 @@ pub struct Counters {
     pub qr_fallbacks: u64,
     /// Checks that refreshed by QR steps without looking at the basis first (`qr_track`).
     pub qr_tracked: u64,
+    /// Checks that asked for a refresh and left the stale basis in use, because refreshes are delayed (`refresh_delay`).
+    pub delayed_checks: u64,
 }
 
 impl Counters {
@@ -103,6 +105,7 @@ impl Counters {
             qr_refreshes: counters.qr_refreshes as u64,
             qr_fallbacks: counters.qr_fallbacks as u64,
             qr_tracked: counters.qr_tracked as u64,
+            delayed_checks: counters.delayed_checks as u64,
         }
     }
 }

@@ -191,6 +191,11 @@ pub const OPTIONS: &[OptionSpec] = &[
     flag!(keep_inverse_root, BUFFERS),
     flag!(qr_track, Live),
     named!(matmul_precision, MatmulPrecision, Fixed("the device was made for it")),
+    whole!(
+        refresh_delay,
+        0..=MOST,
+        While(|c| c.refresh_delay > 0, "0 and more than 0 have different buffers")
+    ),
 ];
 
 pub(super) fn find(key: &str) -> Result<&'static OptionSpec> {

@@ -9,6 +9,7 @@
 //! | [`Device::sense`] | RC, α, residual of factors in their stale basis | check steps |
 //! | [`Device::readback`] | brings clocks, infos, records and what was sensed to the host | check steps: the one wait |
 //! | [`Device::refresh`] | eigendecompositions, with the never-fail ladder | check steps |
+//! | [`Device::postpone`] | keeps statistics, and begins their eigendecompositions in the background | check steps, with `refresh_delay` |
 //! | [`Device::store_records`] | the records as the engine decided, or as a pending refresh will decide | check steps |
 //! | [`Device::redamp`] | inverse roots from (basis, spectrum, ε) | check steps |
 //! | [`Device::apply`] | filter, direction, grafting, decay, momentum, parameter | every step |
@@ -21,7 +22,7 @@ pub mod gpu;
 
 use crate::config::InjectFault;
 use crate::engine::rules::{Clock, Rules};
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::memory::reserved;
 use crate::preconditioner::FactorRecord;
 use crate::preconditioner::damping::Damping;
@@ -191,7 +192,7 @@ pub struct Search {
 pub const SEARCH_RATIO: f64 = 1.01;
 
 /// A factor to refresh.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RefreshOrder {
     /// The factor.
     pub factor: usize,
@@ -210,6 +211,8 @@ pub struct RefreshOrder {
     /// The chosen precision failed at the last check: begin with double precision. Only for devices that do not
     /// climb the whole ladder in one check.
     pub doubled: bool,
+    /// Decompose the statistic that [`Device::postpone`] kept; else the statistic as it is.
+    pub delayed: bool,
     /// A fault made on purpose.
     pub fault: InjectFault,
 }
@@ -428,6 +431,15 @@ pub trait Device: Send {
         orders: &[RefreshOrder],
         answers: &mut Vec<Refreshed>,
     ) -> Result<bool>;
+    /// Keeps the statistics of factors as they are, for refreshes that are taken later. What [`Device::refresh`] will find
+    /// for an equal order may be worked out from now on; what it finds does not depend on that.
+    fn postpone(&mut self, _rules: &Rules, orders: &[RefreshOrder]) -> Result<()> {
+        let unable =
+            || Error::new(Kind::Unsupported, "this device delays no refresh; expected refresh_delay = 0");
+        if orders.is_empty() { Ok(()) } else { Err(unable()) }
+    }
+    /// The same for statistics that were kept before and loaded since.
+    fn resume(&mut self, _orders: &[RefreshOrder]) {}
     /// Writes the records of all factors into the state; those of pending refreshes are chosen in `redamp`.
     fn store_records(&mut self, records: &[FactorRecord], pending: &[Pending]) -> Result<()>;
     /// Forms inverse roots.

@@ -23,9 +23,10 @@ pub(super) struct Lists {
     due: Vec<usize>,
     undecided: Vec<bool>,
     sense: Vec<SenseOrder>,
-    refresh: Vec<RefreshOrder>,
-    refreshed: Vec<Refreshed>,
-    redamp: Vec<RedampOrder>,
+    pub(super) refresh: Vec<RefreshOrder>,
+    postponed: Vec<RefreshOrder>,
+    pub(super) refreshed: Vec<Refreshed>,
+    pub(super) redamp: Vec<RedampOrder>,
     pending: Vec<Pending>,
 }
 
@@ -38,6 +39,7 @@ impl Lists {
             undecided: reserved(factors, what)?,
             sense: reserved(factors, what)?,
             refresh: reserved(factors, what)?,
+            postponed: reserved(factors, what)?,
             refreshed: reserved(factors, what)?,
             redamp: reserved(factors, what)?,
             pending: reserved(pending, what)?,
@@ -46,7 +48,7 @@ impl Lists {
 }
 
 /// An empty list, with the room of `list`, which is left without any.
-fn emptied<T>(list: &mut Vec<T>) -> Vec<T> {
+pub(super) fn emptied<T>(list: &mut Vec<T>) -> Vec<T> {
     let mut taken = std::mem::take(list);
     taken.clear();
     taken
@@ -74,7 +76,7 @@ impl Engine {
             known = true;
         }
         let mut lists = std::mem::take(&mut self.lists);
-        let outcome = self.sense_due(rules, known, &mut lists);
+        let outcome = self.adopt(rules, &mut lists).and_then(|()| self.sense_due(rules, known, &mut lists));
         self.lists = lists;
         outcome
     }
@@ -160,13 +162,14 @@ impl Engine {
     }
 
     /// The order of work on factors.
-    fn large_first(&self, factor: usize) -> (Reverse<usize>, usize) {
+    pub(super) fn large_first(&self, factor: usize) -> (Reverse<usize>, usize) {
         (Reverse(self.plan.factors[factor].dim), factor)
     }
 
     /// Decides about `due` from what was sensed, then refreshes and re-damps.
     fn act(&mut self, rules: &Rules, lists: &mut Lists, sensed: &[Sensed]) -> Result<()> {
         let (mut refresh, mut redamp) = (emptied(&mut lists.refresh), emptied(&mut lists.redamp));
+        let mut postponed = emptied(&mut lists.postponed);
         let mut undecided = emptied(&mut lists.undecided);
         undecided.resize(self.plan.factors.len(), false);
         for &factor in &lists.due {
@@ -182,7 +185,7 @@ impl Engine {
             let unseen = self.count_check(factor);
             undecided[factor] = !(unseen || doubled || short);
             if !undecided[factor] {
-                refresh.push(order);
+                self.ask_for(order, &mut refresh, &mut postponed);
             }
             if short && !unseen {
                 self.records[factor].counters.branch = Branch::EvdThreshold as i64;
@@ -190,29 +193,17 @@ impl Engine {
         }
         for (order, sensed) in lists.sense.iter().zip(sensed) {
             if undecided[order.factor] {
-                self.decide(order, sensed, &mut refresh, &mut redamp);
+                self.decide(order, sensed, &mut refresh, &mut postponed, &mut redamp);
             }
         }
+        postponed.sort_unstable_by_key(|order| self.large_first(order.factor));
+        self.timed(Verb::Refresh, |this| this.device.postpone(rules, &postponed))?;
         refresh.sort_unstable_by_key(|order| self.large_first(order.factor));
         let answers = &mut lists.refreshed;
         let answered = self.timed(Verb::Refresh, |this| this.device.refresh(rules, &refresh, answers))?;
         let mut pending = emptied(&mut lists.pending);
         match answered {
-            true => {
-                for (order, refreshed) in refresh.iter().zip(&*answers) {
-                    let before = self.records[order.factor];
-                    let after = self.outcome(order, refreshed);
-                    self.records[order.factor] = after;
-                    self.warn_of_fallbacks(order.factor, &before, &after);
-                    let epsilon = Damping::absolute(after.gauges.epsilon);
-                    redamp.push(RedampOrder {
-                        factor: order.factor,
-                        epsilon,
-                        pending: None,
-                        adopt_diagonal: false,
-                    });
-                }
-            }
+            true => self.settle_refreshes(&refresh, answers, &mut redamp),
             false => refresh.iter().for_each(|order| redamp.push(self.expect(order, &mut pending))),
         }
         if !self.plan.preconditioner.has_roots() {
@@ -223,12 +214,29 @@ impl Engine {
             this.device.store_records(&this.records, &pending)?;
             this.device.redamp(&redamp)
         });
-        *lists = Lists { undecided, refresh, redamp, pending, ..std::mem::take(lists) };
+        *lists = Lists { undecided, refresh, postponed, redamp, pending, ..std::mem::take(lists) };
         outcome
     }
 
+    /// Takes over what refreshes found, and asks for their inverse roots.
+    pub(super) fn settle_refreshes(
+        &mut self,
+        refresh: &[RefreshOrder],
+        answers: &[Refreshed],
+        redamp: &mut Vec<RedampOrder>,
+    ) {
+        for (order, refreshed) in refresh.iter().zip(answers) {
+            let before = self.records[order.factor];
+            let after = self.outcome(order, refreshed);
+            self.records[order.factor] = after;
+            self.warn_of_fallbacks(order.factor, &before, &after);
+            let epsilon = Damping::absolute(after.gauges.epsilon);
+            redamp.push(RedampOrder { factor: order.factor, epsilon, pending: None, adopt_diagonal: false });
+        }
+    }
+
     /// The step of a factor's block.
-    fn step_of(&self, factor: usize) -> u64 {
+    pub(super) fn step_of(&self, factor: usize) -> u64 {
         self.clocks[self.plan.factors[factor].block].step
     }
 
@@ -276,7 +284,7 @@ impl Engine {
         }
     }
 
-    fn refresh_order(&self, factor: usize) -> RefreshOrder {
+    pub(super) fn refresh_order(&self, factor: usize) -> RefreshOrder {
         RefreshOrder {
             factor,
             base: self.damping(factor),
@@ -286,6 +294,7 @@ impl Engine {
             polish: soap::polishes(&self.records[factor]),
             qr: self.qr_steps(factor),
             doubled: false,
+            delayed: false,
             fault: self.fault(),
         }
     }
@@ -321,6 +330,7 @@ impl Engine {
         order: &SenseOrder,
         sensed: &Sensed,
         refresh: &mut Vec<RefreshOrder>,
+        postponed: &mut Vec<RefreshOrder>,
         redamp: &mut Vec<RedampOrder>,
     ) {
         let factor = order.factor;
@@ -329,7 +339,11 @@ impl Engine {
         let before = record.gauges.epsilon;
         let preconditioner = &self.plan.preconditioner;
         match preconditioner.decide(&self.config, record, sensed, plan.exponent, growth, damping) {
-            Action::Refresh => refresh.push(self.refresh_order(factor)),
+            Action::Refresh => {
+                let order = self.refresh_order(factor);
+                redamp.extend(self.correct_stale(&order, sensed));
+                self.ask_for(order, refresh, postponed);
+            }
             // The same basis, spectrum and ε give the same inverse root: it is kept.
             Action::Reuse { epsilon, adopt_diagonal: false } if epsilon == before => {}
             Action::Reuse { epsilon, adopt_diagonal } => {
@@ -367,6 +381,9 @@ impl Engine {
         let factor = order.factor;
         let mut record = self.records[factor];
         let (gauges, counters) = (&mut record.gauges, &mut record.counters);
+        // A basis is as old as the statistic that it is of.
+        let since = std::mem::take(&mut counters.pending_since);
+        let refreshed_at = if order.delayed { since } else { self.step_of(factor) as i64 };
         counters.failed_evds += i64::from(!matches!(refreshed.rung, Rung::Chosen | Rung::Short));
         match refreshed.rung {
             Rung::Chosen => {}
@@ -387,7 +404,7 @@ impl Engine {
             counters.evd_calls += i64::from(decomposed);
             counters.qr_refreshes += i64::from(refreshed.by_qr);
             gauges.orthogonality = refreshed.orthogonality;
-            counters.last_refresh = self.step_of(factor) as i64;
+            counters.last_refresh = refreshed_at;
             counters.has_basis = 1;
             gauges.noise_floor = refreshed.noise_floor;
             gauges.eigenvalue_min = refreshed.eigenvalue_min;
@@ -395,7 +412,8 @@ impl Engine {
         }
         // A certificate speaks of the basis that it was measured in.
         if policy::certifies(self.config.policy) && (!given_up || refreshed.qr_steps > 0) {
-            gauges.gap_bound = refreshed.bound;
+            // Nobody has looked at a delayed one with the statistic as it is now.
+            gauges.gap_bound = if order.delayed { f64::NAN } else { refreshed.bound };
         }
         let damping = if given_up { self.damping_given_up(factor) } else { self.damping(factor) };
         gauges.epsilon = damping.at(gauges.eigenvalue_max);
@@ -403,7 +421,7 @@ impl Engine {
     }
 
     /// ε₀ of a factor.
-    fn damping(&self, factor: usize) -> Damping {
+    pub(super) fn damping(&self, factor: usize) -> Damping {
         self.plan.factors[factor].base(&self.config, &self.plan)
     }
 

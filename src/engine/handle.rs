@@ -217,6 +217,9 @@ impl Optimizer {
         };
         // SAFETY: the state is ours, and the tensors are valid for the call.
         unsafe { self.engine.device.bind(&binding)? };
+        if std::mem::take(&mut self.engine.resumes) {
+            self.engine.resume_refreshes();
+        }
         Ok((rules, waits))
     }
 
@@ -312,7 +315,8 @@ impl Optimizer {
             let mut factors = param.factors.clone();
             let due = |factor: usize| {
                 engine.plan.factors[factor].is_preconditioned()
-                    && cadence::is_due(&engine.config, next, engine.records[factor].has_basis())
+                    && (cadence::is_due(&engine.config, next, engine.records[factor].has_basis())
+                        || engine.adopts(factor, next))
             };
             waits = waits || factors.any(due);
         }
@@ -324,12 +328,17 @@ impl Optimizer {
         let engine = &self.engine;
         let (mut least, mut last) = (u64::MAX, None);
         for (factor, record) in engine.plan.factors.iter().zip(&engine.records) {
-            let state = (engine.clocks[factor.block].step, record.has_basis());
+            let since = record.counters.pending_since;
+            let state = (engine.clocks[factor.block].step, record.has_basis(), since);
             if !factor.is_preconditioned() || last == Some(state) {
                 continue;
             }
             last = Some(state);
-            let is_due = |more: &u64| cadence::is_due(&engine.config, state.0 + more + 1, state.1);
+            let delay = engine.config.refresh_delay;
+            let is_due = |more: &u64| {
+                let next = state.0 + more + 1;
+                cadence::is_due(&engine.config, next, state.1) || (delay > 0 && record.adopts(delay, next))
+            };
             least = (0..least.min(FARTHEST_CHECK)).find(is_due).unwrap_or(least);
         }
         least
@@ -380,6 +389,7 @@ impl Optimizer {
         self.engine.records = records;
         self.engine.totals.steps = steps;
         self.engine.totals.skipped_steps = skipped_steps;
+        self.engine.resumes = self.engine.config.refresh_delay > 0;
         self.deferred = None;
         self.store_words(&words).map_err(|error| self.abandon(error))
     }

@@ -4,6 +4,7 @@
 
 pub mod cache;
 mod check;
+mod delay;
 mod diagnose;
 mod grafting;
 mod handle;
@@ -61,6 +62,8 @@ pub struct Engine {
     /// The state is the caller's: clocks and records have to be read in every call.
     borrowed: bool,
     readback: Readback,
+    /// Refreshes may be under way in a state that was loaded, and have not been begun here.
+    resumes: bool,
     /// Steps since the last readback.
     unconfirmed: u64,
     lists: check::Lists,
@@ -95,6 +98,7 @@ impl Engine {
             recording: false,
             borrowed: allocator.is_none(),
             readback: Readback::with_room(plan.blocks.len(), plan.factors.len())?,
+            resumes: false,
             unconfirmed: 0,
             lists: check::Lists::with_room(
                 plan.factors.len(),

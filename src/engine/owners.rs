@@ -173,6 +173,7 @@ impl Plan {
                         &mut factor.inverse_root,
                         &mut factor.root_spectrum,
                         &mut factor.fresh_spectrum,
+                        &mut factor.pending_statistic,
                     ] {
                         *slot = slot.map(moved);
                     }

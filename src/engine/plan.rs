@@ -167,6 +167,8 @@ pub struct FactorPlan {
     pub root_spectrum: Option<SlotId>,
     /// The spectrum of the last refresh, where the policy needs it.
     pub fresh_spectrum: Option<SlotId>,
+    /// The statistic that a refresh under way decomposes, where refreshes are delayed.
+    pub pending_statistic: Option<SlotId>,
 }
 
 impl FactorPlan {
@@ -317,6 +319,7 @@ impl Plan {
                     inverse_root: own(SlotKind::InverseRoot),
                     root_spectrum: own(SlotKind::RootSpectrum),
                     fresh_spectrum: own(SlotKind::FreshSpectrum),
+                    pending_statistic: own(SlotKind::PendingStatistic),
                 }
             };
             let has_factors = self.stacks[stack].layout.iter().any(|array| array.content == Content::Record);
@@ -373,7 +376,7 @@ impl Plan {
         let factors = blocks.saturating_mul(order);
         self.blocks.try_reserve(blocks).map_err(refused)?;
         self.factors.try_reserve(factors).map_err(refused)?;
-        self.slots.try_reserve(factors.saturating_mul(5).saturating_add(3 * blocks)).map_err(refused)
+        self.slots.try_reserve(factors.saturating_mul(6).saturating_add(3 * blocks)).map_err(refused)
     }
 
     /// How many axes of a block have a basis, or will have one.

@@ -76,6 +76,7 @@ impl Optimizer {
             sum.qr_refreshes += c.qr_refreshes;
             sum.qr_fallbacks += c.qr_fallbacks;
             sum.qr_tracked += c.qr_tracked;
+            sum.delayed_checks += c.delayed_checks;
         }
         Summary {
             totals: self.engine.totals,

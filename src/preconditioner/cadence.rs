@@ -11,6 +11,12 @@ pub fn is_check(config: &Config, t: u64) -> bool {
     on_schedule(config, t) || is_correction(config, t)
 }
 
+/// Whether there may be something to do for the verb `check` at step `t`: a check, or a basis that one asked for.
+pub fn calls_check(config: &Config, t: u64) -> bool {
+    let asked = t.checked_sub(config.refresh_delay as u64).filter(|asked| *asked > 0);
+    is_check(config, t) || asked.is_some_and(|asked| is_check(config, asked))
+}
+
 /// Whether factors are refreshed at step `t` whatever is found: on the schedule, where other checks correct.
 pub fn is_forced(config: &Config, t: u64) -> bool {
     config.correction_period > 0 && on_schedule(config, t)

@@ -268,6 +268,10 @@ part! {
         qr_tracked,
         /// Which of the last eight checks that looked at the basis asked for a refresh: a bit each, the newest lowest.
         recent_refreshes,
+        /// Step at which the refresh that is under way was asked for, 0 if none is (`refresh_delay`).
+        pending_since,
+        /// Checks that asked for a refresh and left the stale basis in use, because a refresh is delayed.
+        delayed_checks,
     }
 }
 
@@ -317,7 +321,12 @@ impl FactorRecord {
                 return Some(format!("{field} = {count}: expected a count up to {MOST_STEPS}"));
             }
         }
-        let Counters { has_basis, branch, .. } = self.counters;
+        let Counters { has_basis, branch, pending_since, last_check, .. } = self.counters;
+        if pending_since > if has_basis > 0 { last_check } else { 0 } {
+            return Some(format!(
+                "pending_since = {pending_since}: expected at most the step of the last check, and 0 where there is no basis"
+            ));
+        }
         let last = Branch::QrShort as i64;
         (has_basis > 1 || branch > last).then(|| {
             format!("has_basis = {has_basis}, branch = {branch}: expected 0 or 1, and at most {last}")
@@ -327,6 +336,12 @@ impl FactorRecord {
     /// Whether there is a basis.
     pub fn has_basis(&self) -> bool {
         self.counters.has_basis != 0
+    }
+
+    /// Whether a refresh is under way that is taken `delay` steps after it was asked for, by step `t`.
+    pub fn adopts(&self, delay: i64, t: u64) -> bool {
+        let since = self.counters.pending_since;
+        since > 0 && t as i64 >= since.saturating_add(delay)
     }
 
     /// Whether the QR steps of the last check did not suffice.

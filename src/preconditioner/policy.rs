@@ -215,10 +215,30 @@ fn decide_sandwich(config: &Config, record: &mut FactorRecord, sensed: &Sensed, 
 fn correct(record: &mut FactorRecord, sensed: &Sensed, base: f64, branch: Branch) -> Action {
     record.counters.reuse_calls += 1;
     record.counters.branch = branch as i64;
+    take_diagonal(record, sensed, base);
+    Action::Reuse { epsilon: base, adopt_diagonal: true }
+}
+
+fn take_diagonal(record: &mut FactorRecord, sensed: &Sensed, base: f64) {
     let gauges = &mut record.gauges;
     gauges.epsilon = base;
     (gauges.eigenvalue_min, gauges.eigenvalue_max) = sensed.ends;
-    Action::Reuse { epsilon: base, adopt_diagonal: true }
+}
+
+/// A factor whose refresh was decided on goes on with its stale basis for a while: a policy that corrects spectra corrects
+/// this one too, which is what its bound speaks of. Gives ε then.
+pub fn correct_stale(
+    config: &Config,
+    record: &mut FactorRecord,
+    sensed: &Sensed,
+    damping: Damping,
+) -> Option<f64> {
+    if !adopts_diagonal(config) || !sensed.relative_change.is_finite() {
+        return None;
+    }
+    let base = damping.at(sensed.ends.1);
+    take_diagonal(record, sensed, base);
+    Some(base)
 }
 
 fn decide_residual(record: &mut FactorRecord, sensed: &Sensed, base: f64, threshold: f64) -> Action {

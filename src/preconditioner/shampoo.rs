@@ -24,7 +24,8 @@ impl Shampoo {
 
     /// Statistic, basis, spectrum and inverse root (or the numbers that stand for it in the basis) of every axis, and
     /// the spectrum of the last refresh where the policy needs it (after QR steps: numbers that diag(·) of them is a
-    /// lower bound of QᵀAQ); kind by kind, axis by axis.
+    /// lower bound of QᵀAQ), and the statistic of a refresh under way where refreshes are delayed; kind by kind, axis by
+    /// axis.
     pub fn arrays(
         &self,
         config: &Config,
@@ -40,9 +41,14 @@ impl Shampoo {
             (SlotKind::Spectrum, statistic),
             (root, work),
             (SlotKind::FreshSpectrum, statistic),
+            (SlotKind::PendingStatistic, statistic),
         ];
-        let kinds = if policy::certifies(config.policy) { &kinds[..] } else { &kinds[..4] };
-        for &(kind, precision) in kinds {
+        let wanted = |kind: SlotKind| match kind {
+            SlotKind::FreshSpectrum => policy::certifies(config.policy),
+            SlotKind::PendingStatistic => config.refresh_delay > 0,
+            _ => true,
+        };
+        for (kind, precision) in kinds.into_iter().filter(|(kind, _)| wanted(*kind)) {
             for (axis, dim) in dims.iter().enumerate() {
                 let square = [*dim, *dim];
                 let tail = if kind.is_vector() { &square[..1] } else { &square[..] };
@@ -56,12 +62,14 @@ impl Shampoo {
     pub fn access(&self, verb: Verb, kind: SlotKind) -> Access {
         use Access::{None, Reads, Writes};
         use SlotKind::{
-            Basis, Filter, FreshSpectrum, InverseRoot, Moment, Momentum, RootSpectrum, Spectrum, Statistic,
+            Basis, Filter, FreshSpectrum, InverseRoot, Moment, Momentum, PendingStatistic, RootSpectrum,
+            Spectrum, Statistic,
         };
         match (verb, kind) {
             (Verb::Accumulate, Statistic) => Writes,
             (Verb::Check, Statistic) => Reads,
-            (Verb::Check, Basis | Spectrum | InverseRoot | RootSpectrum | FreshSpectrum) => Writes,
+            (Verb::Check, Basis | Spectrum | InverseRoot | RootSpectrum) => Writes,
+            (Verb::Check, FreshSpectrum | PendingStatistic) => Writes,
             (Verb::Apply, InverseRoot | RootSpectrum) => Reads,
             (Verb::Apply, Basis) if !self.keeps_root => Reads,
             (Verb::Apply, Filter | Moment | Momentum) => Writes,

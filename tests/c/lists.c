@@ -144,18 +144,19 @@ static void record(void) {
     foam_record_field fields[ROOM];
     size_t count = 0;
     OK(&error, foam_record_fields(fields, sizeof fields[0], ROOM, &count, &error));
-    REQUIRE(count == 36);
+    REQUIRE(count == 38);
     int32_t word = 0;
     for (size_t at = 0; at < count; at++) {
         CHECK(fields[at].word == word && fields[at].words == 2);
         CHECK(fields[at].kind == (at < 12 ? FOAM_RECORD_REAL : FOAM_RECORD_WHOLE));
         word += fields[at].words;
     }
-    CHECK(word == 72 && strcmp(fields[0].name, "epsilon") == 0 && strcmp(fields[9].name, "eigenvalue_max") == 0);
+    CHECK(word == 76 && strcmp(fields[0].name, "epsilon") == 0 && strcmp(fields[9].name, "eigenvalue_max") == 0);
     CHECK(strcmp(fields[10].name, "kappa") == 0 && strcmp(fields[11].name, "orthogonality") == 0);
     CHECK(strcmp(fields[12].name, "last_branch") == 0 && strcmp(fields[13].name, "has_basis") == 0);
     CHECK(strcmp(fields[26].name, "fallback_stale") == 0 && strcmp(fields[33].name, "qr_fallbacks") == 0);
     CHECK(strcmp(fields[34].name, "qr_tracked") == 0 && strcmp(fields[35].name, "recent_refreshes") == 0);
+    CHECK(strcmp(fields[36].name, "pending_since") == 0 && strcmp(fields[37].name, "delayed_checks") == 0);
     FAILS(&error, FOAM_INVALID_ARGUMENT, "count is NULL",
           foam_record_fields(fields, sizeof fields[0], ROOM, NULL, &error));
     FAILS(&error, FOAM_INVALID_ARGUMENT, "items has room for 33",

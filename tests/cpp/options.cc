@@ -85,6 +85,7 @@ static void every_option_by_type() {
     OPTION(keep_inverse_root, false, "false");
     OPTION(qr_track, true, "true");
     OPTION(matmul_precision, foam::MatmulPrecision::tf32, "tf32");
+    OPTION(refresh_delay, 4, "4");
     option(seen, "device", "cuda:2", [](foam::Config &config) {
         config.device(foam::DeviceType::cuda, 2);
         EXPECT(config.device().device_type == FOAM_DEVICE_CUDA && config.device().device_id == 2);

@@ -233,7 +233,7 @@ fn race_of(preset: &str, options: &str, dims: &[i64], blocks: usize, steps: usiz
     let Some(place) = place else { return };
     let mut bytes = vec![0; calls.state[place].1.bytes().len()];
     calls.gpu.get(place, &mut bytes);
-    for (number, (record, factor)) in bytes.chunks_exact(288).zip(model.factors()).enumerate() {
+    for (number, (record, factor)) in bytes.chunks_exact(304).zip(model.factors()).enumerate() {
         let (gauges, counters): (Vec<f64>, Vec<i64>) = (words(&record[..96]), words(&record[96..]));
         let statistics = [
             factor.epsilon,

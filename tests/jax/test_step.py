@@ -26,6 +26,7 @@ VARIANTS = {
     "sandwich": dict(policy="sandwich"),
     "qr": dict(policy="sandwich", refresh_method="qr", tau=0.2),
     "corrected": dict(policy="stale", refresh_schedule="geometric", correction_period=2),
+    "delayed": dict(policy="stale", check_period=3, refresh_delay=2),
     "grafting_only": dict(policy="grafting_only"),
     "paper": dict(preset="paper"),
     "late_start": dict(start_step=5, grafting="sgd"),
@@ -119,6 +120,8 @@ SCHEDULES = [
     dict(policy="stale", refresh_schedule="geometric", refresh_growth=2),
     dict(policy="stale", refresh_schedule="geometric", refresh_growth=3, correction_period=2),
     dict(policy="sandwich", refresh_schedule="geometric", preset="paper", correction_period=4),
+    dict(policy="foam", check_period=7, refresh_delay=3),
+    dict(policy="stale", preset="paper", check_period=5, refresh_delay=8),
 ]
 
 

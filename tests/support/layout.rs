@@ -131,6 +131,7 @@ layout!(
         qr_track,
         matmul_precision,
         reserved2,
+        refresh_delay,
     }
 );
 layout!(
@@ -211,6 +212,7 @@ layout!(
         qr_fallbacks,
         findings,
         qr_tracked,
+        delayed_checks,
     }
 );
 layout!(
@@ -259,6 +261,8 @@ layout!(
         findings,
         qr_tracked,
         recent_refreshes,
+        pending_since,
+        delayed_checks,
     }
 );
 layout!(stack, foam_stack { struct_size, flags, shape, ndim, dtype, count, weight_decay_scale, root });

@@ -34,6 +34,11 @@ pub fn policies_and_schedules() -> impl Iterator<Item = &'static str> {
         "sandwich statistics_period=4",
         "foam keep_inverse_root=false",
         "sandwich keep_inverse_root=false refresh_method=qr tau=0.2",
+        "foam refresh_delay=3",
+        "sandwich refresh_delay=2",
+        "foam_certified refresh_delay=5 keep_inverse_root=false",
+        "stale refresh_delay=1",
+        "sandwich refresh_schedule=geometric correction_period=2 refresh_delay=4",
     ];
     POLICIES.into_iter().chain(others)
 }

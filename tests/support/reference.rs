@@ -38,6 +38,7 @@ pub struct Options {
     pub negative_eigenvalues: &'static str,
     pub statistics_period: u64,
     pub keep_inverse_root: bool,
+    pub refresh_delay: u64,
 }
 
 impl Options {
@@ -60,6 +61,8 @@ pub struct Factor {
     pub relative_change: f64,
     pub alpha: f64,
     pub residual: f64,
+    /// The statistic of a refresh that was asked for and is not taken yet, and the step of that check.
+    pub pending: Option<(u64, Array2<f64>)>,
     pub count: Count,
 }
 
@@ -74,6 +77,7 @@ pub struct Count {
     pub cap_refreshes: u64,
     pub residual_calls: u64,
     pub last_refresh: u64,
+    pub delayed_checks: u64,
 }
 
 /// One block and its state.
@@ -102,6 +106,7 @@ impl Reference {
             relative_change: none,
             alpha: none,
             residual: none,
+            pending: None,
             count: Count::default(),
         };
         let preconditioned = options.policy != "grafting_only";
@@ -137,6 +142,14 @@ impl Reference {
         }
         let moment_correction =
             if o.grafting == "adam" { 1.0 - o.grafting_beta2.powi(t as i32) } else { 1.0 };
+        for (axis, factor) in self.factors.iter_mut().enumerate() {
+            // A basis is of the statistic at the check that asked for it.
+            let ready = factor.pending.take_if(|(since, _)| t == *since + o.refresh_delay);
+            if let Some((since, a)) = ready {
+                let at = Check { base: base(&o, self.dims.len(), axis), order: self.dims.len(), t: since };
+                factor.renew(&o, &a, at.exponent(&o), &at);
+            }
+        }
         if is_check(&o, t) {
             let correction =
                 if o.bias_correction && o.beta2 < 1.0 { 1.0 - o.beta2.powi(self.gradients) } else { 1.0 };
@@ -202,11 +215,16 @@ struct Check {
     t: u64,
 }
 
+impl Check {
+    fn exponent(&self, o: &Options) -> f64 {
+        o.exponent_multiplier / if o.root > 0.0 { o.root } else { 2.0 * self.order as f64 }
+    }
+}
+
 impl Factor {
     fn check(&mut self, o: &Options, correction: f64, at: Check) {
         let a = &self.statistic / correction;
-        let root = if o.root > 0.0 { o.root } else { 2.0 * at.order as f64 };
-        let exponent = o.exponent_multiplier / root;
+        let exponent = at.exponent(o);
         self.count.checks += 1;
         let Some((d, q)) = self.basis.clone().filter(|_| o.policy != "stale") else {
             return self.refresh(o, &a, exponent, &at);
@@ -218,6 +236,11 @@ impl Factor {
             self.residual = norm(&(&h - &Array2::from_diag(&diagonal))) / (norm(&h) + 1e-25);
             self.count.residual_calls += 1;
             if self.residual > o.residual_threshold {
+                if o.refresh_delay > 0 {
+                    // The stale basis serves on, with the spectrum that fits it.
+                    self.basis = Some((diagonal, q));
+                    self.damp(at.base, exponent);
+                }
                 return self.refresh(o, &a, exponent, &at);
             }
             self.basis = Some((diagonal, q));
@@ -252,7 +275,19 @@ impl Factor {
         }
     }
 
+    /// A check asks for a new basis: at once, or later if there is a stale one.
     fn refresh(&mut self, o: &Options, a: &Array2<f64>, exponent: f64, at: &Check) {
+        if o.refresh_delay == 0 || self.basis.is_none() {
+            return self.renew(o, a, exponent, at);
+        }
+        self.count.delayed_checks += 1;
+        match self.pending {
+            Some(_) => self.count.reuse_calls += 1,
+            None => self.pending = Some((at.t, a.clone())),
+        }
+    }
+
+    fn renew(&mut self, o: &Options, a: &Array2<f64>, exponent: f64, at: &Check) {
         let (mut d, q) = eigen(a);
         if o.negative_eigenvalues == "shift" {
             let lowest = d.fold(0.0f64, |least, d| least.min(*d));

@@ -58,6 +58,7 @@ COLUMNS = (
     "qr_refreshes",
     "qr_fallbacks",
     "qr_tracked",
+    "delayed_checks",
     "findings",
     # Of the whole group, the same in all its rows.
     "group",

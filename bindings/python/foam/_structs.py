@@ -219,6 +219,7 @@ class Config(ctypes.Structure):
         + [(name, c_double) for name in ("refresh_growth", "kappa_threshold")]
         + [(name, c_int64) for name in ("correction_period", "statistics_period")]
         + [(name, c_int32) for name in ("keep_inverse_root", "qr_track", "matmul_precision", "reserved2")]
+        + [("refresh_delay", c_int64)]
     )
 
 
@@ -301,7 +302,7 @@ class StatsInfo(ctypes.Structure):
             (name, c_uint64)
             for name in ("collectives", "bytes_sent", "bytes_received", "plain_steps")
         ]
-        + [(name, c_uint64) for name in ("qr_steps", "qr_refreshes", "qr_fallbacks", "findings", "qr_tracked")]
+        + [(name, c_uint64) for name in ("qr_steps", "qr_refreshes", "qr_fallbacks", "findings", "qr_tracked", "delayed_checks")]
     )
 
 
@@ -352,7 +353,7 @@ class FactorInfo(ctypes.Structure):
         ]
         + [("kappa", c_double), ("orthogonality", c_double)]
         + [(name, c_uint64) for name in ("qr_steps", "qr_refreshes", "qr_fallbacks")]
-        + [(name, c_uint64) for name in ("findings", "qr_tracked", "recent_refreshes")]
+        + [(name, c_uint64) for name in ("findings", "qr_tracked", "recent_refreshes", "pending_since", "delayed_checks")]
     )
 
 

@@ -3,6 +3,7 @@
 
 mod accumulate;
 mod apply;
+mod background;
 mod certificate;
 mod evd;
 pub mod gap;
@@ -31,6 +32,7 @@ use crate::memory::{ALIGNMENT, Allocator, Arena, Counted, filled, reserved, trie
 use crate::preconditioner::policy::Sensed;
 use crate::preconditioner::{FactorRecord, Preconditioner};
 use crate::tensor::Precision;
+use background::Background;
 use parking_lot::Mutex;
 use pool::Workers;
 pub use product::kernels;
@@ -217,6 +219,8 @@ struct Own {
 
 /// The CPU.
 pub struct Cpu {
+    /// Refreshes ahead of time, of an owned state whose refreshes are delayed. It comes before the memory that it reads.
+    background: Option<Background>,
     shared: Shared,
     own: Option<Own>,
     workers: Workers,
@@ -271,6 +275,7 @@ impl Cpu {
         let count = workers.threads().min(plan.factors.len());
         let blocks = plan.blocks.len();
         let mut cpu = Cpu {
+            background: None,
             own: None,
             workers,
             scratches: tried((0..count).map(|_| Ok(Mutex::new(Scratch::new(shape)?))), what)?,
@@ -305,6 +310,7 @@ impl Cpu {
             cpu.shared.work = work.as_ptr();
             cpu.place_scratches(scratches.as_ptr());
             cpu.own = Some(Own { state, work, scratches });
+            cpu.background = Background::new(&cpu.shared.plan, cpu.shape, allocator)?;
         }
         Ok(cpu)
     }
@@ -363,12 +369,14 @@ impl Device for Cpu {
     }
 
     unsafe fn write(&mut self, bytes: &[u8], to: u64) -> Result<()> {
+        self.background.iter_mut().for_each(Background::abandon);
         // SAFETY: the caller's contract.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) };
         Ok(())
     }
 
     unsafe fn clear(&mut self, at: u64, bytes: usize) -> Result<()> {
+        self.background.iter_mut().for_each(Background::abandon);
         // SAFETY: the caller's contract.
         unsafe { (at as *mut u8).write_bytes(0, bytes) };
         Ok(())
@@ -384,7 +392,8 @@ impl Device for Cpu {
         Footprint {
             state_host: own.map_or(0, |own| own.state.bytes()),
             state_device: 0,
-            workspace: own.map_or(0, |own| own.work.bytes() + own.scratches.bytes()),
+            workspace: own.map_or(0, |own| own.work.bytes() + own.scratches.bytes())
+                + self.background.as_ref().map_or(0, Background::bytes),
             threads: self.workers.threads(),
         }
     }
@@ -484,6 +493,18 @@ impl Device for Cpu {
             }
         }
         Ok(true)
+    }
+
+    fn postpone(&mut self, rules: &Rules, orders: &[RefreshOrder]) -> Result<()> {
+        refresh::keep(self, rules, orders);
+        self.resume(orders);
+        Ok(())
+    }
+
+    fn resume(&mut self, orders: &[RefreshOrder]) {
+        if let Some(background) = &mut self.background {
+            background.begin(&self.shared, orders);
+        }
     }
 
     fn store_records(&mut self, records: &[FactorRecord], _: &[Pending]) -> Result<()> {

@@ -3,10 +3,14 @@
 //! Chosen precision → double precision → singular value decomposition → keep the stale basis. A rung
 //! counts only if its result is finite, orthogonal and reproduces the statistic. The first one works in memory of its
 //! own; the others allocate, and count as failed where no memory can be had.
+//!
+//! A delayed refresh ([`super::background`]) is the same of a statistic that was kept: whoever works it out, and when,
+//! what it finds is the same.
 
+use super::background::Background;
 use super::certificate::Corrected;
 use super::evd::{self, Eigen};
-use super::product::{Span2, multiply};
+use super::product::{Span2, mirror, multiply};
 use super::qr;
 use super::real::Real;
 use super::scratch::Scratch;
@@ -25,15 +29,131 @@ pub(super) fn refresh(cpu: &mut Cpu, rules: &Rules, orders: &[RefreshOrder], ref
     refreshed.clear();
     refreshed.resize(orders.len(), Refreshed::default());
     let answers = Places(refreshed.as_mut_ptr());
+    let background = cpu.background.take();
     cpu.each_factor(orders.len(), &|shared, task, scratch| {
-        let order = &orders[task];
+        let (order, ahead) = (&orders[task], background.as_ref());
         let answer = match shared.plan.param_of(order.factor).statistic {
+            Precision::F32 if order.delayed => adopt_factor::<f32>(shared, order, ahead, scratch),
+            Precision::F64 if order.delayed => adopt_factor::<f64>(shared, order, ahead, scratch),
             Precision::F32 => refresh_factor::<f32>(shared, rules, order, scratch),
             Precision::F64 => refresh_factor::<f64>(shared, rules, order, scratch),
         };
         // SAFETY: one place per task.
         unsafe { answers.put(task, answer) };
     });
+    cpu.background = background;
+}
+
+/// Keeps the statistics of factors, scaled and whole, for refreshes that are taken later.
+pub(super) fn keep(cpu: &mut Cpu, rules: &Rules, orders: &[RefreshOrder]) {
+    cpu.each_factor(orders.len(), &|shared, task, _| {
+        let factor = &shared.plan.factors[orders[task].factor];
+        let (n, scale) = (factor.dim, rules.statistic_scale(shared.clock(factor.block)));
+        // SAFETY: two slots of n² numbers; the factor has no refresh under way that would read the second.
+        unsafe {
+            match shared.plan.param_of(orders[task].factor).statistic {
+                Precision::F32 => mirror::<f32, f32>(
+                    shared.slot(factor.statistic),
+                    n,
+                    shared.slot(factor.pending_statistic),
+                    n,
+                    scale,
+                ),
+                Precision::F64 => mirror::<f64, f64>(
+                    shared.slot(factor.statistic),
+                    n,
+                    shared.slot(factor.pending_statistic),
+                    n,
+                    scale,
+                ),
+            }
+        }
+    });
+}
+
+/// A delayed refresh: takes what was found ahead of time, or finds it now.
+fn adopt_factor<S: Real>(
+    shared: &Shared,
+    order: &RefreshOrder,
+    ahead: Option<&Background>,
+    scratch: &mut Scratch,
+) -> Refreshed {
+    let factor = &shared.plan.factors[order.factor];
+    let n = factor.dim;
+    // SAFETY: slots of the factor, touched by this task alone.
+    let (basis, spectrum, kept) = unsafe {
+        (
+            std::slice::from_raw_parts_mut(shared.slot::<S>(factor.basis), n * n),
+            std::slice::from_raw_parts_mut(shared.slot::<S>(factor.spectrum), n),
+            std::slice::from_raw_parts(shared.slot::<S>(factor.pending_statistic), n * n),
+        )
+    };
+    let found = match ahead.and_then(|ahead| ahead.take(order, basis, spectrum)) {
+        Some(found) => found,
+        None => decompose(kept, order, factor.exponent, basis, spectrum, scratch),
+    };
+    if found.rung == Rung::Stale {
+        return Refreshed { rung: found.rung, ..bounds(spectrum) };
+    }
+    if let Some(slot) = factor.fresh_spectrum {
+        // SAFETY: the factor's own slot, of n numbers.
+        unsafe { std::slice::from_raw_parts_mut(shared.slot::<S>(slot), n) }.copy_from_slice(spectrum);
+    }
+    found
+}
+
+/// Decomposes `statistic`; on [`Rung::Stale`] basis and spectrum are left as they are.
+pub(super) fn decompose<S: Real>(
+    statistic: &[S],
+    order: &RefreshOrder,
+    exponent: f64,
+    basis: &mut [S],
+    spectrum: &mut [S],
+    scratch: &mut Scratch,
+) -> Refreshed {
+    let n = spectrum.len();
+    // SAFETY: matrix 0 has n² numbers.
+    unsafe { std::slice::from_raw_parts_mut(scratch.matrix::<S>(0), n * n) }.copy_from_slice(statistic);
+    let rung = renew(order, basis, spectrum, scratch);
+    if rung == Rung::Stale {
+        return Refreshed { rung, ..Refreshed::default() };
+    }
+    let noise_floor = noise_floor(order, exponent, basis, spectrum, scratch);
+    Refreshed { rung, noise_floor, ..bounds(spectrum) }
+}
+
+/// Decomposes matrix 0; on [`Rung::Stale`] basis and spectrum are left as they are.
+fn renew<S: Real>(order: &RefreshOrder, basis: &mut [S], spectrum: &mut [S], scratch: &mut Scratch) -> Rung {
+    let n = spectrum.len();
+    let rung = climb::<S>(n, order.fault, scratch);
+    if rung != Rung::Stale {
+        // SAFETY: `climb` left the basis in matrix 1 and the spectrum in the vector.
+        basis.copy_from_slice(unsafe { std::slice::from_raw_parts(scratch.matrix::<S>(1), n * n) });
+        let lowest = scratch.vector.iter().copied().fold(f64::INFINITY, f64::min);
+        let shift = if order.shift { lowest.min(0.0) } else { 0.0 };
+        spectrum.iter_mut().zip(&scratch.vector).for_each(|(d, x)| *d = S::of((*x - shift).max(0.0)));
+    }
+    rung
+}
+
+/// The proxy of matrix 0 in its new basis; NaN if it was not asked for.
+fn noise_floor<S: Real>(
+    order: &RefreshOrder,
+    exponent: f64,
+    basis: &mut [S],
+    spectrum: &[S],
+    scratch: &mut Scratch,
+) -> f64 {
+    if !order.noise_floor {
+        return f64::NAN;
+    }
+    let n = spectrum.len();
+    scratch.rotate_by(basis.as_mut_ptr(), n);
+    // SAFETY: `rotate_by` filled matrix 2.
+    let h = unsafe { std::slice::from_raw_parts(scratch.matrix::<S>(2), n * n) };
+    let base = order.base.at(bounds(spectrum).eigenvalue_max);
+    let weights = Cell::from_mut(&mut scratch.room[..n]).as_slice_of_cells();
+    Drift { h, spectrum, exponent, weights }.proxy(base)
 }
 
 fn refresh_factor<S: Real>(
@@ -60,32 +180,18 @@ fn refresh_factor<S: Real>(
         }
         scratch.load_statistic::<S>(shared, factor, rules.statistic_scale(shared.clock(factor.block)));
     }
-    let rung = climb::<S>(n, order.fault, scratch);
+    let rung = renew(order, basis, spectrum, scratch);
     if rung == Rung::Stale && (order.has_basis || tried.qr_steps > 0) {
         return Refreshed { rung, ..if tried.qr_steps > 0 { tried } else { bounds(spectrum) } };
     }
     if rung == Rung::Stale {
         take_diagonal(scratch, basis, spectrum);
-    } else {
-        // SAFETY: `climb` left the basis in matrix 1 and the spectrum in the vector.
-        basis.copy_from_slice(unsafe { std::slice::from_raw_parts(scratch.matrix::<S>(1), n * n) });
-        let lowest = scratch.vector.iter().copied().fold(f64::INFINITY, f64::min);
-        let shift = if order.shift { lowest.min(0.0) } else { 0.0 };
-        spectrum.iter_mut().zip(&scratch.vector).for_each(|(d, x)| *d = S::of((*x - shift).max(0.0)));
     }
     if let Some(slot) = factor.fresh_spectrum {
         // SAFETY: the factor's own slot, of n numbers.
         unsafe { std::slice::from_raw_parts_mut(shared.slot::<S>(slot), n) }.copy_from_slice(spectrum);
     }
-    let mut noise_floor = f64::NAN;
-    if order.noise_floor {
-        scratch.rotate::<S>(shared, factor);
-        // SAFETY: `rotate` filled matrix 2.
-        let h = unsafe { std::slice::from_raw_parts(scratch.matrix::<S>(2), n * n) };
-        let base = order.base.at(bounds(spectrum).eigenvalue_max);
-        let weights = Cell::from_mut(&mut scratch.room[..n]).as_slice_of_cells();
-        noise_floor = Drift { h, spectrum, exponent: factor.exponent, weights }.proxy(base);
-    }
+    let noise_floor = noise_floor(order, factor.exponent, basis, spectrum, scratch);
     Refreshed { rung, noise_floor, qr_steps: tried.qr_steps, ..bounds(spectrum) }
 }
 

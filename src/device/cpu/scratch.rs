@@ -125,13 +125,17 @@ impl Scratch {
 
     /// Matrix 2 becomes the lower triangle of H = Qᵀ A Q, for A in matrix 0; matrix 1 is used.
     pub fn rotate<S: Real>(&self, shared: &Shared, factor: &FactorPlan) {
-        let n = factor.dim;
+        self.rotate_by(shared.slot::<S>(factor.basis), factor.dim);
+    }
+
+    /// The same for the basis at `q`, of side `n`.
+    pub fn rotate_by<S: Real>(&self, q: *mut S, n: usize) {
         let (a, t, h) = (
             Span2::square(self.matrix::<S>(0), n),
             Span2::square(self.matrix(1), n),
             Span2::square(self.matrix(2), n),
         );
-        let q = Span2::square(shared.slot::<S>(factor.basis), n);
+        let q = Span2::square(q, n);
         // SAFETY: three different matrices of the scratch, and the basis.
         unsafe {
             multiply(t, false, a, q, S::of(1.0));

@@ -33,6 +33,8 @@ pub enum SlotKind {
     RootSpectrum,
     /// D as the last refresh gave it.
     FreshSpectrum,
+    /// L or R as it was when a refresh that is under way was asked for.
+    PendingStatistic,
     /// The filtered gradient.
     Filter,
     /// The grafted second moment.
@@ -52,6 +54,7 @@ impl SlotKind {
             SlotKind::InverseRoot => "inverse_root",
             SlotKind::RootSpectrum => "root_spectrum",
             SlotKind::FreshSpectrum => "fresh_spectrum",
+            SlotKind::PendingStatistic => "pending_statistic",
             SlotKind::Filter => "filter",
             SlotKind::Moment => "moment",
             SlotKind::Momentum => "momentum",
@@ -143,7 +146,7 @@ pub(super) fn layout(
     work: Precision,
     preconditioned: bool,
 ) -> Result<Vec<Array>> {
-    let mut arrays = reserved(5 + 5 * dims.len(), LISTS)?;
+    let mut arrays = reserved(5 + 6 * dims.len(), LISTS)?;
     arrays.push(Array::new(Content::Clock, Element::U32, &[CLOCK_WORDS])?);
     let preconditioner = Preconditioner::of(config);
     if preconditioned && dims.iter().any(|dim| preconditioner.has_basis(dims.len(), *dim)) {

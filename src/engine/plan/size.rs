@@ -54,7 +54,7 @@ impl Size {
         let squares = if factors > 0 { numbers.saturating_mul(2 * precision.size() as u128) } else { 0 };
         let words = blocks.saturating_mul(4 * (CLOCK_WORDS as u128 + factors * RECORD_WORDS as u128));
         let each = size_of::<BlockPlan>() as u128
-            + factors * (size_of::<FactorPlan>() as u128 + 5 * size_of::<Slot>() as u128);
+            + factors * (size_of::<FactorPlan>() as u128 + 6 * size_of::<Slot>() as u128);
         let size = Size { lists: blocks.saturating_mul(each), state: squares.saturating_add(words) };
         if size.lists.max(size.state) > ADDRESSABLE {
             let what = format!("the state of parameter '{}'", spec.name);

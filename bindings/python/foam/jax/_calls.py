@@ -181,6 +181,18 @@ def _due(config: Any, known: Dict[str, Any]) -> Any:
     ``tests/jax/test_step.py`` compares every schedule with ``foam_config_check_due``.
     """
     step, took_part = known["clock"][:, 0], (known["info"] & 3) == 0
+    checked, begun = _checked(config, step)
+    # A basis that should be there but is not is made at once.
+    missing = begun & jnp.any(known["record"][:, :, _native.record_fields()["has_basis"].word] == 0, axis=1)
+    if config.refresh_delay:
+        # One that an earlier check asked for is taken, if it did.
+        delay = np.uint32(min(config.refresh_delay, 2**32 - 1))
+        checked = checked | ((step > delay) & _checked(config, step - delay)[0])
+    return jnp.any(took_part & (checked | missing))
+
+
+def _checked(config: Any, step: Any) -> Tuple[Any, Any]:
+    """Whether there is a check at ``step``, and whether the first one has been due."""
     if config.cadence == _structs.CADENCE_PAPER:
         begun = step > 0
         checked = (step == 1) | (begun & (_scheduled(config, step - np.uint32(1)) | _corrected(config, step - np.uint32(1))))
@@ -188,9 +200,7 @@ def _due(config: Any, known: Dict[str, Any]) -> Any:
         first = np.uint32(_first_check(config))
         begun = step >= first
         checked = (step == first) | ((step > first) & (_scheduled(config, step) | _corrected(config, step)))
-    # A basis that should be there but is not is made at once.
-    missing = begun & jnp.any(known["record"][:, :, _native.record_fields()["has_basis"].word] == 0, axis=1)
-    return jnp.any(took_part & (checked | missing))
+    return checked, begun
 
 
 def _front_length(config: Any) -> int:

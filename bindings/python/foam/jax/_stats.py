@@ -21,7 +21,7 @@ __all__ = ["foam_stats", "foam_stats_csv"]
 _UNJUDGED = ("device", "num_threads")
 
 #: Fields of a record that are no counters of a run.
-_UNCOUNTED = ("last_branch", "has_basis", "last_refresh", "last_check")
+_UNCOUNTED = ("last_branch", "has_basis", "last_refresh", "last_check", "pending_since")
 
 #: Bits of ``info``.
 NO_PART, NOT_FINITE, OVERFLOWED, FELL_BACK = 1, 2, 4, 8

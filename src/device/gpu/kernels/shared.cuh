@@ -12,7 +12,7 @@ typedef unsigned long long u64;
 #define CARRIED 64
 #define STAMPED 64
 #define NONE 2147483647
-#define RECORD_WORDS 72
+#define RECORD_WORDS 76
 #define GAUGE_EPSILON 0
 #define GAUGE_NOISE_FLOOR 7
 #define GAUGE_EIGENVALUE_MIN 8
