@@ -109,6 +109,12 @@ pub struct Kernels {
     pub inspect: ByPrecision,
     /// The gradient for the statistics.
     pub gather: ByPrecision,
+    /// The same in bf16, as it is.
+    pub gather_bf16: Function,
+    /// What its products add to a statistic.
+    pub add_square: Function,
+    /// Its unfolding.
+    pub unfold_bf16: Function,
     /// Statistics back to scale.
     pub rescale: ByPrecision,
     /// Unfolding along a middle axis.
@@ -246,6 +252,9 @@ impl Kernels {
             length: one("length")?,
             inspect: both("inspect")?,
             gather: both("gather")?,
+            gather_bf16: one("gather_bf16")?,
+            add_square: one("add_square")?,
+            unfold_bf16: one("unfold_bf16")?,
             rescale: both("rescale")?,
             unfold: both("unfold")?,
             filter: both("filter")?,

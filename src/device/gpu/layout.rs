@@ -44,6 +44,8 @@ pub struct Batch {
     pub statistic: Precision,
     /// Whether the blocks have factors.
     pub preconditioned: bool,
+    /// Bytes of workspace for each block.
+    pub room: usize,
 }
 
 impl Batch {
@@ -55,6 +57,13 @@ impl Batch {
     /// Chunks of a block.
     pub fn chunks(&self) -> usize {
         self.elements.div_ceil(CHUNK)
+    }
+
+    /// Whether a gradient in bf16, its unfolding and its square along `axis` in f32 have room in the workspace of the
+    /// step. Where not, the axis is so much longer than the others that its product is bound by memory, not by arithmetic.
+    pub fn squares_fit(&self, axis: usize) -> bool {
+        let copies = if self.dims.len() > 2 { 2 } else { 1 };
+        2 * copies * self.elements + 4 * self.dims[axis].pow(2) <= self.room
     }
 
     /// A block is one run in its parameter.
@@ -163,6 +172,7 @@ impl Layout {
                     work: param.work,
                     statistic: param.statistic,
                     preconditioned: !blocked.factors.is_empty(),
+                    room: each,
                     places,
                 });
             }
