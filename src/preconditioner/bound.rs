@@ -79,6 +79,9 @@ pub fn spectral_loss(exponent: f64, target: f64, gain: f64) -> f64 {
     }
 }
 
+/// A bound above this says little: it is not looked for with a Cholesky factorization alone.
+pub const LARGEST_AIM: f64 = 1.0;
+
 /// What the remainder's bound needs of a drift with diag M = 0.
 #[derive(Clone, Copy, Debug)]
 pub struct Remainder {

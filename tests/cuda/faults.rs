@@ -68,8 +68,12 @@ const ENTRIES: &[(&str, i32)] = &[
 const SOAP: &str = "device=cuda:0 check_period=4 refresh_schedule=fixed";
 
 fn specs() -> Vec<Spec> {
+    specs_in(Dtype::F32)
+}
+
+fn specs_in(dtype: Dtype) -> Vec<Spec> {
     let shapes: [&[i64]; 4] = [&[6, 5], &[6, 5], &[2, 5], &[7]];
-    let spec = |(i, shape): (usize, &&[i64])| Spec::new(&format!("p{i}"), shape).of(Dtype::F32);
+    let spec = |(i, shape): (usize, &&[i64])| Spec::new(&format!("p{i}"), shape).of(dtype);
     shapes.iter().enumerate().map(spec).collect()
 }
 
@@ -84,7 +88,11 @@ fn bed() -> Bed {
 }
 
 fn bed_of(preset: &str, options: &str) -> Bed {
-    let specs = specs();
+    bed_in(Dtype::F32, preset, options)
+}
+
+fn bed_in(dtype: Dtype, preset: &str, options: &str) -> Bed {
+    let specs = specs_in(dtype);
     let mut random = Random::new(9);
     let mut tensors = || specs.iter().map(|s| s.tensor(&random.normals(s.elements()))).collect::<Vec<_>>();
     let params = tensors();
@@ -181,6 +189,8 @@ fn a_fault_in_a_plain_step_changes_nothing_or_says_what_is_lost() {
         assert!(tallies["cuLaunchKernel"].lost > 0 && tallies["cuLaunchKernel"].unchanged > 0);
         let fast = || bed_of("reference", &format!("{OPTIONS} merge_dims=false matmul_precision=tf32"));
         assert!(sweep(fast, 5)["cublasGemmStridedBatchedEx"].lost > 0);
+        let short = || bed_in(Dtype::Bf16, "reference", &format!("{OPTIONS} merge_dims=false"));
+        assert!(sweep(short, 5)["cublasGemmStridedBatchedEx"].lost > 0);
     });
 }
 

@@ -1,9 +1,9 @@
-//! `matmul_precision`: which products are rounded to TF32, and what that does.
+//! `matmul_precision`: which products are rounded to TF32, and what that does; and the products of bf16, which are exact.
 
 use crate::cost::{Trainer, equal};
 use crate::simulated::{count, simulated_with};
 use crate::support::matrix::difference;
-use crate::support::model::{Model, Spec};
+use crate::support::model::{Model, Spec, StepWith};
 use crate::support::random::Random;
 use crate::support::tensor::{Dtype, Tensor};
 use foam::abi::*;
@@ -80,5 +80,86 @@ fn tf32_rounds_operands_on_the_device_and_nothing_elsewhere() {
         // Each operand by at most 2^-11, so a product by 2^-10.
         assert!(off > 1e-6 && off < 1e-3, "{off}");
         assert!(difference(&exact.0, &fast.0) < 2e-2);
+    });
+}
+
+/// Steps of a model whose gradients are of type `grad`, each with a scale: how many products were of bf16, and the
+/// statistics of all factors.
+fn squares(shapes: &[&[i64]], options: &str, param: Dtype, grad: Dtype, scale: f64) -> (u64, Vec<Vec<f64>>) {
+    let named = |(i, shape): (usize, &&[i64])| Spec::new(&format!("p{i}"), shape).of(param);
+    let specs: Vec<Spec> = shapes.iter().enumerate().map(named).collect();
+    let options =
+        format!("check_period=4 beta2=0.9 epsilon=1e-3 epsilon_max=1 merge_dims=false lr=0.1 {options}");
+    let mut model = Model::new("reference", &options, &specs);
+    let mut random = Random::new(23);
+    let mut params: Vec<Tensor> = specs.iter().map(|s| s.tensor(&random.normals(s.elements()))).collect();
+    let before = count(FAST);
+    for t in 0..6 {
+        let values = |spec: &Spec, random: &mut Random| {
+            // Values of bf16, whatever the type.
+            Tensor::of(Dtype::Bf16, &spec.shape, &random.normals(spec.elements())).values()
+        };
+        let mut grads: Vec<Option<Tensor>> = Vec::new();
+        for (i, spec) in specs.iter().enumerate() {
+            let own = Tensor::of(grad, &spec.shape, &values(spec, &mut random));
+            // The second parameter sits out some steps.
+            grads.push((i != 1 || t % 3 != 1).then_some(own));
+        }
+        model.try_step(&mut params, &grads, StepWith { lr: f64::NAN, grad_scale: scale }).unwrap();
+    }
+    let made = count(FAST) - before;
+    let factors = model.factors();
+    let place = |f: &foam_factor_info| (f.param_index, f.block, f.axis);
+    (made, factors.iter().map(|f| model.read(place(f), FOAM_FACTOR_STATISTIC)).collect())
+}
+
+/// Blocks that are alone, equal, cut from a larger parameter, of three axes, and one of which an axis is so long that its
+/// square has no room.
+const SHAPES: [&[i64]; 6] = [&[9, 7], &[9, 7], &[20, 13], &[4, 5, 6], &[30, 2], &[11]];
+
+#[test]
+fn gradients_in_bf16_are_multiplied_as_they_are() {
+    simulated_with(&["eager"], &[], || {
+        let gpu = "max_factor_dim=12 device=cuda:0";
+        let (none, wide) =
+            squares(&SHAPES, &format!("{gpu} statistic_dtype=f64"), Dtype::F32, Dtype::Bf16, 1.0);
+        assert_eq!(none, 0, "statistics in f64 take products in f64");
+        let (made, exact) = squares(&SHAPES, gpu, Dtype::F32, Dtype::Bf16, 1.0);
+        assert!(made > 6 * 8, "{made} products");
+        for (number, (a, b)) in wide.iter().zip(&exact).enumerate() {
+            // Sums of at most 20 terms in f32, six of them one upon the other.
+            let off = difference(a, b);
+            assert!(off < 1e-6, "factor {number} is off by {off:.1e}");
+        }
+        // The same numbers as f32 go the other way, as do those that a step changes first.
+        for (options, grad, scale) in [
+            ("", Dtype::F32, 1.0),
+            ("", Dtype::F16, 1.0),
+            ("", Dtype::Bf16, 0.5),
+            ("weight_decay=0.1 decoupled_weight_decay=false", Dtype::Bf16, 1.0),
+        ] {
+            let (made, _) = squares(&SHAPES, &format!("{gpu} {options}"), Dtype::F32, grad, scale);
+            assert_eq!(made, 0, "{options}, {grad:?}, {scale}");
+        }
+        let decayed = format!("{gpu} weight_decay=0.1");
+        assert!(
+            squares(&SHAPES, &decayed, Dtype::Bf16, Dtype::Bf16, 1.0).0 > 0,
+            "a decay of the parameter alone"
+        );
+        // What has no room is multiplied in f32: of a vector, and along the long side of a thin matrix.
+        assert_eq!(squares(&[&[11]], "device=cuda:0", Dtype::F32, Dtype::Bf16, 1.0).0, 0);
+        assert_eq!(squares(&[&[30, 2]], "device=cuda:0", Dtype::F32, Dtype::Bf16, 1.0).0, 6);
+    });
+}
+
+#[test]
+fn a_device_without_products_of_bf16_takes_f32() {
+    simulated_with(&["eager"], &[("CUDASIM_CAPABILITY", "7.5")], || {
+        let (made, statistics) = squares(&SHAPES, "device=cuda:0", Dtype::F32, Dtype::Bf16, 1.0);
+        let (_, cpu) = squares(&SHAPES, "", Dtype::F32, Dtype::Bf16, 1.0);
+        assert_eq!(made, 0);
+        for (a, b) in cpu.iter().zip(&statistics) {
+            assert!(difference(a, b) < 1e-6);
+        }
     });
 }

@@ -9,7 +9,7 @@ use super::product::{Span2, mirror};
 use super::real::{Real, vectorized};
 use super::scratch::Scratch;
 use crate::device::Certificate;
-use crate::preconditioner::bound::{self, Coupling, Remainder};
+use crate::preconditioner::bound::{self, Coupling, LARGEST_AIM, Remainder};
 use crate::preconditioner::damping::inverse_power;
 use crate::preconditioner::policy::BoundRule;
 use faer::dyn_stack::StackReq;
@@ -39,9 +39,6 @@ fn tuned<S: Real>() -> Spec<llt::factor::LltParams, S> {
     params.recursion_threshold = RECURSION;
     Spec::new(params)
 }
-
-/// A bound above this says little: it is not looked for with a Cholesky factorization alone.
-const LARGEST_AIM: f64 = 1.0;
 
 /// A factor in its stale basis, with diag H as spectrum.
 pub(super) struct Corrected<'a, S> {

@@ -5,12 +5,12 @@ use super::Gpu;
 use super::cuda::driver::{self, ALIGNMENT, Grid};
 use super::cuda::linear::{Batch, Operand, Pointers, Shape, Side};
 use super::kernels::index;
-use super::layout::{MOST_BLOCKS, Scratch};
+use super::layout::{MOST_BLOCKS, Scratch, strips};
 use super::qr;
 use super::step::{each, launch, wide};
 use super::tables::{Choice, Drift, Renewal, THREADS, Task, task};
 use crate::config::InjectFault;
-use crate::device::{Pending, RedampOrder, RefreshOrder, SenseOrder};
+use crate::device::{Pending, RedampOrder, RefreshOrder, SEARCH_RATIO, Search, SenseOrder};
 use crate::engine::plan::Content;
 use crate::engine::rules::Rules;
 use crate::error::{Kind, Result};
@@ -185,6 +185,11 @@ pub(super) fn by_tile(group: &Group) -> Grid {
     wide(numbers.div_ceil(16 * THREADS), group.tasks.len(), numbers)
 }
 
+/// One thread block for each strip of each matrix of a group.
+pub(super) fn by_strip(group: &Group) -> Grid {
+    wide(strips(group.n), group.tasks.len(), group.n)
+}
+
 /// One thread block for each factor of a group.
 pub(super) fn by_factor(group: &Group) -> Grid {
     wide(group.tasks.len(), 1, group.n * group.n)
@@ -241,10 +246,22 @@ pub(super) fn sense(gpu: &mut Gpu, rules: &Rules, orders: &[SenseOrder]) -> Resu
             point(gpu, &group, &scratch)?;
             certify(gpu, &group, tasks, &scratch)?;
         } else {
-            drift(gpu, &group, tasks)?;
+            let own = &orders[group.tasks.clone()];
+            let rounds = own.iter().filter_map(|order| Some(tries(order.base, order.search?))).max();
+            let scratch = rotate(gpu, &group, tasks)?;
+            drift(gpu, &group, tasks, &scratch, Rotated::stale(&scratch), 1 + rounds.unwrap_or(0))?;
         }
     }
     Ok(())
+}
+
+/// How many ε a search from `base` on tries at the most: both ends, and then as many as halve the logarithm of their
+/// ratio until it is that of [`SEARCH_RATIO`]. With rounding it may be one more.
+fn tries(base: Damping, search: Search) -> i32 {
+    let ratio = |least: f64, most: f64| if least > 0.0 { (most / least).max(1.0) } else { 1.0 };
+    let most = ratio(base.floor, search.most.floor).max(ratio(base.ratio, search.most.ratio));
+    let halvings = (most.ln() / SEARCH_RATIO.ln()).log2().ceil().max(0.0);
+    3 + halvings as i32
 }
 
 /// The first matrices of a group become H = QᵀLQ.
@@ -252,17 +269,65 @@ pub(super) fn rotate(gpu: &Gpu, group: &Group, tasks: u64) -> Result<Scratch> {
     let scratch = gpu.scratch(&Group { solver: group.statistic, ..group.clone() });
     let (s, n, none) = (index(group.statistic), group.n as u32, 0u64);
     let [a, q, t, _] = scratch.matrices;
-    launch!(gpu.kernels.fetch[s][s], by_tile(group), gpu.stream, tasks, n, a, q, none)?;
+    launch!(gpu.kernels.fetch[s][s], by_tile(group), gpu.stream, tasks, n, a, q, none, none, none)?;
     multiply(gpu, group, group.statistic, (a, false), (q, false), t)?;
     multiply(gpu, group, group.statistic, (q, true), (t, false), a)?;
     Ok(scratch)
 }
 
-/// H of a group, and what the drift kernel makes of it.
-fn drift(gpu: &Gpu, group: &Group, tasks: u64) -> Result<()> {
-    let scratch = rotate(gpu, group, tasks)?;
-    let (s, n, h) = (index(group.statistic), group.n as u32, scratch.matrices[0]);
-    launch!(gpu.kernels.drift[s], by_factor(group), gpu.stream, tasks, n, h, scratch.weights)
+/// What a drift is measured of.
+#[derive(Clone, Copy)]
+struct Rotated {
+    /// H.
+    h: u64,
+    /// The statistics as they were decomposed, or 0.
+    statistics: u64,
+    /// Their scales, or 0.
+    scales: u64,
+}
+
+impl Rotated {
+    /// H in the bases in use, as [`rotate`] leaves it.
+    fn stale(scratch: &Scratch) -> Rotated {
+        Rotated { h: scratch.matrices[0], statistics: 0, scales: 0 }
+    }
+}
+
+/// RC, α and the residual of a group; with more than one round also along the search.
+fn drift(gpu: &Gpu, group: &Group, tasks: u64, scratch: &Scratch, of: Rotated, rounds: i32) -> Result<()> {
+    let (s, n, stream) = (index(group.statistic), group.n as u32, gpu.stream);
+    let Rotated { h, statistics: a, scales } = of;
+    let (searches, partials) = (scratch.searches, scratch.partials);
+    let (per_strip, per_factor, kernels) = (by_strip(group), by_factor(group), &gpu.kernels);
+    for round in 0..rounds {
+        launch!(kernels.drift[s], per_strip, stream, tasks, n, h, a, scales, searches, partials, round)?;
+        launch!(
+            kernels.judge_drift[s],
+            per_factor,
+            stream,
+            tasks,
+            n,
+            h,
+            a,
+            scales,
+            searches,
+            partials,
+            round
+        )?;
+    }
+    Ok(())
+}
+
+/// The noise floor of a group that has just been decomposed. In the precision of the statistics A·Q is there already, so
+/// that QᵀAQ is one product; else the basis has been rounded since.
+fn noise_floor(gpu: &Gpu, group: &Group, tasks: u64, decomposed: &Scratch) -> Result<()> {
+    if group.solver != group.statistic {
+        let scratch = rotate(gpu, group, tasks)?;
+        return drift(gpu, group, tasks, &scratch, Rotated::stale(&scratch), 1);
+    }
+    let [a, q, h, image] = decomposed.matrices;
+    multiply(gpu, group, group.statistic, (q, true), (image, false), h)?;
+    drift(gpu, group, tasks, decomposed, Rotated { h, statistics: a, scales: decomposed.scales }, 1)
 }
 
 /// Lists of pointers to the matrices of a group, which the batched solvers take.
@@ -272,19 +337,22 @@ pub(super) fn point(gpu: &Gpu, group: &Group, scratch: &Scratch) -> Result<()> {
     launch!(gpu.kernels.point, each(group.tasks.len()), gpu.stream, lists, a, b, c, d, bytes, count)
 }
 
-/// The first matrices of a group are H: bounds its gaps by the cheap rules, then by the sandwich where those do not
-/// serve. The second and the last ones are used.
+/// The first matrices of a group are H: bounds its gaps by the cheap rules, then by the proof that M ⪰ −m, then by the
+/// sandwich. The second and the last ones are used. The device cannot leave out library calls that nothing needs.
 pub(super) fn certify(gpu: &mut Gpu, group: &Group, tasks: u64, scratch: &Scratch) -> Result<()> {
-    let (s, n) = (index(group.statistic), group.n as u32);
+    let (s, n, stream) = (index(group.statistic), group.n as u32, gpu.stream);
     let [m, big, _, inverse] = scratch.matrices;
-    let (per_factor, stream, weights) = (by_factor(group), gpu.stream, scratch.weights);
-    launch!(gpu.kernels.certify[s], per_factor, stream, tasks, n, m, big, inverse, weights)?;
+    let (per_factor, weights, partials) = (by_factor(group), scratch.weights, scratch.partials);
+    launch!(gpu.kernels.certify[s], per_factor, stream, tasks, n, m, big, weights)?;
+    let (infos, proofs) = (scratch.infos, scratch.infos + 4 * group.tasks.len() as u64);
+    factorize(gpu, group, scratch, 1, proofs)?;
+    launch!(gpu.kernels.complete[s], by_tile(group), stream, tasks, n, m, big, inverse, proofs)?;
     // N = L Lᵀ, and N⁻¹ = L⁻ᵀL⁻¹.
-    let infos = scratch.infos;
     factorize(gpu, group, scratch, 1, infos)?;
     gpu.linear.solve_lower(&pointers(group, scratch, 1), scratch.list(3, group.tasks.len()), Side::Left)?;
     multiply(gpu, group, group.statistic, (inverse, true), (inverse, false), big)?;
-    launch!(gpu.kernels.enclose[s], per_factor, stream, tasks, n, m, big, infos, weights)
+    launch!(gpu.kernels.enclose[s], by_strip(group), stream, tasks, n, m, big, partials)?;
+    launch!(gpu.kernels.judge_gap[s], per_factor, stream, tasks, n, infos, proofs, partials)
 }
 
 /// The matrices of a group with number `which`, for the batched solvers.
@@ -345,9 +413,9 @@ pub(super) fn refresh(gpu: &mut Gpu, rules: &Rules, orders: &[RefreshOrder]) -> 
     let spoils = tasks.iter().any(|t| t.flags & task::SPOIL != 0);
     let doubled = |number: usize| sorted[number].doubled.then_some(Precision::F64);
     for group in gpu.groups(&factors[..decomposed], doubled) {
-        decompose(gpu, &group, first_task(list, &group), spoils)?;
+        let scratch = decompose(gpu, &group, first_task(list, &group), spoils)?;
         if measures {
-            drift(gpu, &group, first_task(noise_list, &group))?;
+            noise_floor(gpu, &group, first_task(noise_list, &group), &scratch)?;
         }
         let (tasks, n) = (first_task(list, &group), group.n as u32);
         launch!(gpu.kernels.bounds[index(group.statistic)], by_factor(&group), gpu.stream, tasks, n)?;
@@ -372,25 +440,25 @@ pub(super) fn fault(order: &RefreshOrder) -> i32 {
 }
 
 /// Decomposes the statistics of a group; takes over what is sound.
-fn decompose(gpu: &mut Gpu, group: &Group, tasks: u64, spoils: bool) -> Result<()> {
+fn decompose(gpu: &mut Gpu, group: &Group, tasks: u64, spoils: bool) -> Result<Scratch> {
     let scratch = solve(gpu, group, tasks, spoils)?;
     let (s, e, n) = (index(group.statistic), index(group.solver), group.n as u32);
     let (q, spectra, scales, rung) = (scratch.matrices[1], scratch.spectra, scratch.scales, group.rung());
-    launch!(gpu.kernels.adopt[s][e], by_tile(group), gpu.stream, tasks, n, q, spectra, scales, rung)
+    launch!(gpu.kernels.adopt[s][e], by_tile(group), gpu.stream, tasks, n, q, spectra, scales, rung)?;
+    Ok(scratch)
 }
 
-/// Decomposes the statistics of a group: leaves eigenvectors in the second matrices, the spectra, and whether they
-/// are sound.
+/// Decomposes the statistics of a group: leaves them, scaled, in the first matrices, eigenvectors in the second ones, the
+/// products of both in the last ones, the spectra, and whether they are sound.
 pub(super) fn solve(gpu: &mut Gpu, group: &Group, tasks: u64, spoils: bool) -> Result<Scratch> {
     let scratch = gpu.scratch(group);
     let [a, q, o, image] = scratch.matrices;
     let (s, e) = (index(group.statistic), index(group.solver));
     let (stream, count, n, none) = (gpu.stream, group.tasks.len(), group.n as u32, 0u64);
-    let (per_factor, per_tile) = (by_factor(group), by_tile(group));
-    let kernels = gpu.kernels.clone();
-    launch!(kernels.peak[s], per_factor, stream, tasks, n, scratch.scales)?;
-    launch!(kernels.fetch[s][e], per_tile, stream, tasks, n, a, none, scratch.scales)?;
-    launch!(kernels.fetch[s][e], per_tile, stream, tasks, n, q, none, scratch.scales)?;
+    let (per_factor, per_tile, per_strip) = (by_factor(group), by_tile(group), by_strip(group));
+    let (kernels, scales, partials) = (gpu.kernels.clone(), scratch.scales, scratch.partials);
+    launch!(kernels.peak[s], per_strip, stream, tasks, n, partials)?;
+    launch!(kernels.fetch[s][e], per_tile, stream, tasks, n, a, none, q, scales, partials)?;
     // Until the solver says otherwise, nothing has converged: a solver that fails costs no step.
     driver::fill(scratch.infos, 0xff, count * 4, stream)?;
     let batch = batch(&scratch, group);
@@ -409,8 +477,9 @@ pub(super) fn solve(gpu: &mut Gpu, group: &Group, tasks: u64, spoils: bool) -> R
     multiply(gpu, group, group.solver, (q, true), (q, false), o)?;
     multiply(gpu, group, group.solver, (a, false), (q, false), image)?;
     let limit = group.solver.basis_tolerance();
-    let (spectra, infos, scales) = (scratch.spectra, scratch.infos, scratch.scales);
-    launch!(kernels.verify[e], per_factor, stream, tasks, n, a, q, o, image, spectra, infos, scales, limit)?;
+    let (spectra, infos) = (scratch.spectra, scratch.infos);
+    launch!(kernels.compare[e], per_strip, stream, n, a, q, o, image, spectra, partials)?;
+    launch!(kernels.verify[e], per_factor, stream, tasks, n, partials, spectra, infos, scales, limit)?;
     Ok(scratch)
 }
 

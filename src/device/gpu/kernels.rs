@@ -109,6 +109,12 @@ pub struct Kernels {
     pub inspect: ByPrecision,
     /// The gradient for the statistics.
     pub gather: ByPrecision,
+    /// The same in bf16, as it is.
+    pub gather_bf16: Function,
+    /// What its products add to a statistic.
+    pub add_square: Function,
+    /// Its unfolding.
+    pub unfold_bf16: Function,
     /// Statistics back to scale.
     pub rescale: ByPrecision,
     /// Unfolding along a middle axis.
@@ -119,15 +125,23 @@ pub struct Kernels {
     pub norm: ByPrecision,
     /// The parameter.
     pub update: ByPrecision,
-    /// The unit of a statistic.
+    /// The largest entry of a statistic, by strips.
     pub peak: ByPrecision,
-    /// RC, α, residual.
+    /// What RC and the residual sum up, by strips.
     pub drift: ByPrecision,
+    /// RC, α, residual, the search.
+    pub judge_drift: ByPrecision,
     /// The cheap bounds of the gap.
     pub certify: ByPrecision,
-    /// The sandwich bound.
+    /// N where none of them served.
+    pub complete: ByPrecision,
+    /// What the sandwich sums up, by strips.
     pub enclose: ByPrecision,
-    /// Whether a decomposition is believed.
+    /// Which rule serves.
+    pub judge_gap: ByPrecision,
+    /// What a decomposition is judged by, by strips.
+    pub compare: ByPrecision,
+    /// Whether it is believed.
     pub verify: ByPrecision,
     /// A fault on purpose.
     pub spoil: ByPrecision,
@@ -238,6 +252,9 @@ impl Kernels {
             length: one("length")?,
             inspect: both("inspect")?,
             gather: both("gather")?,
+            gather_bf16: one("gather_bf16")?,
+            add_square: one("add_square")?,
+            unfold_bf16: one("unfold_bf16")?,
             rescale: both("rescale")?,
             unfold: both("unfold")?,
             filter: both("filter")?,
@@ -245,8 +262,12 @@ impl Kernels {
             update: both("update")?,
             peak: both("peak")?,
             drift: both("drift")?,
+            judge_drift: both("judge_drift")?,
             certify: both("certify")?,
+            complete: both("complete")?,
             enclose: both("enclose")?,
+            judge_gap: both("judge_gap")?,
+            compare: both("compare")?,
             verify: both("verify")?,
             spoil: both("spoil")?,
             bounds: both("bounds")?,

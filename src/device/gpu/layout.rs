@@ -2,7 +2,7 @@
 //! where, and where the device keeps its tables; fixed at creation.
 
 use super::driver::ALIGNMENT;
-use super::tables::{Choice, Drift, Gate, MAX_ORDER, Order, Renewal, Scale, Site, Task};
+use super::tables::{Choice, Drift, Gate, MAX_ORDER, Order, Renewal, STRIP, SUMS, Scale, Search, Site, Task};
 use crate::engine::plan::{BlockPlan, FactorPlan, ParamPlan, Plan};
 use crate::error::{Error, Kind, Result};
 use crate::preconditioner::Preconditioner;
@@ -44,6 +44,8 @@ pub struct Batch {
     pub statistic: Precision,
     /// Whether the blocks have factors.
     pub preconditioned: bool,
+    /// Bytes of workspace for each block.
+    pub room: usize,
 }
 
 impl Batch {
@@ -55,6 +57,13 @@ impl Batch {
     /// Chunks of a block.
     pub fn chunks(&self) -> usize {
         self.elements.div_ceil(CHUNK)
+    }
+
+    /// Whether a gradient in bf16, its unfolding and its square along `axis` in f32 have room in the workspace of the
+    /// step. Where not, the axis is so much longer than the others that its product is bound by memory, not by arithmetic.
+    pub fn squares_fit(&self, axis: usize) -> bool {
+        let copies = if self.dims.len() > 2 { 2 } else { 1 };
+        2 * copies * self.elements + 4 * self.dims[axis].pow(2) <= self.room
     }
 
     /// A block is one run in its parameter.
@@ -163,6 +172,7 @@ impl Layout {
                     work: param.work,
                     statistic: param.statistic,
                     preconditioned: !blocked.factors.is_empty(),
+                    room: each,
                     places,
                 });
             }
@@ -260,6 +270,15 @@ pub struct Scratch {
     pub infos: u64,
     /// Lists of pointers to the matrices of each of the four.
     pub pointers: u64,
+    /// Sums of the strips of each factor.
+    pub partials: u64,
+    /// The state of a search, by factor.
+    pub searches: u64,
+}
+
+/// Strips of a matrix of side `n`.
+pub fn strips(n: usize) -> usize {
+    n.div_ceil(STRIP)
 }
 
 impl Scratch {
@@ -275,7 +294,9 @@ impl Scratch {
         let (spectra, weights) = (section(count * n * size), section(3 * count * n * 8));
         let (scales, infos) = (section(count * size_of::<Scale>()), section(2 * count * 4));
         let pointers = section(4 * count * 8);
-        (Scratch { matrices, spectra, weights, scales, infos, pointers }, end as u64)
+        let partials = section(count * strips(n) * SUMS * 8);
+        let searches = section(count * size_of::<Search>());
+        (Scratch { matrices, spectra, weights, scales, infos, pointers, partials, searches }, end as u64)
     }
 
     /// The pointers to the matrices with number `which`, of `count` factors.

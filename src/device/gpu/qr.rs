@@ -70,7 +70,7 @@ fn step(gpu: &mut Gpu, group: &Group, tasks: u64) -> Result<()> {
     let limit = precision.basis_tolerance();
     launch!(kernels.qr.judge[s], per_factor, stream, tasks, n, room, infos, scales, limit)?;
     // H in the new basis, from the statistic itself: the bound holds whatever gave the basis.
-    launch!(kernels.fetch[s][s], per_tile, stream, tasks, n, h, none, none)?;
+    launch!(kernels.fetch[s][s], per_tile, stream, tasks, n, h, none, none, none, none)?;
     multiply(gpu, group, precision, (h, false), (new, false), room)?;
     multiply(gpu, group, precision, (new, true), (room, false), h)?;
     certify(gpu, group, tasks, &scratch)?;

@@ -285,11 +285,78 @@ pub(super) fn accumulate(gpu: &Gpu, rules: &Rules) -> Result<()> {
         }
         let s = index(batch.statistic);
         launch!(kernels.rescale[s], wide(count, batch.dims.len(), batch.elements), stream, *view)?;
+        let mut rest = *view;
+        if is_exact(gpu, batch, &rules) {
+            add_exactly(gpu, batch, &mut rest)?;
+        }
+        if rest.statistics.iter().all(|statistic| *statistic == 0) {
+            continue;
+        }
         launch!(kernels.gather[s], by_chunk(batch), stream, *view, rules)?;
         let behind = view.work + (count * batch.elements * batch.statistic.size()) as u64;
-        add_statistics(gpu, batch, view, view.work, behind)?;
+        add_statistics(gpu, batch, &rest, view.work, behind)?;
     }
     Ok(())
+}
+
+/// Whether the gradients of a batch are bf16 numbers that enter statistics in f32 as they are: neither scaled nor with a
+/// coupled decay.
+fn is_exact(gpu: &Gpu, batch: &Batch, rules: &Rules) -> bool {
+    let takes =
+        |dtype: i32, decay: f64| dtype == DType::Bf16.code() && (rules.decoupled != 0 || decay == 0.0);
+    let sites = match gpu.rows {
+        Some(rows) => takes(rows.grads.1.code(), rows.decay),
+        None => {
+            let sites = &gpu.wanted[batch.first..batch.first + batch.count()];
+            sites.iter().filter(|site| site.active != 0).all(|site| takes(site.grad_dtype, site.decay))
+        }
+    };
+    sites && batch.statistic == Precision::F32 && rules.grad_scale == 1.0 && gpu.linear.has_bf16()
+}
+
+/// The statistics take in the squares of gradients in bf16, which are multiplied as they are, where these have room; such
+/// statistics are struck from the view. The gain of a block is the device's, so that it comes to the square afterwards.
+fn add_exactly(gpu: &Gpu, batch: &Batch, view: &mut Stack) -> Result<()> {
+    let own = |view: &Stack, axis: usize| view.statistics[axis] != 0 && batch.squares_fit(axis);
+    let axes = 0..batch.dims.len();
+    let sides = axes.clone().filter(|axis| own(view, *axis)).map(|axis| batch.dims[axis]);
+    let Some(most) = sides.max() else { return Ok(()) };
+    let (stream, kernels, count) = (gpu.stream, &gpu.kernels, batch.count());
+    let squares = view.work;
+    let gathered = squares + (4 * count * most * most) as u64;
+    let unfolded = gathered + (2 * count * batch.elements) as u64;
+    launch!(kernels.gather_bf16, by_chunk(batch), stream, *view, gathered)?;
+    for axis in axes {
+        if !own(view, axis) {
+            continue;
+        }
+        let along = AxisView::new(&batch.dims, axis);
+        let source = if along.is_middle() {
+            unfold(gpu, kernels.unfold_bf16, Blocks::of(batch), gathered, unfolded, along)?;
+            unfolded
+        } else {
+            gathered
+        };
+        let (shape, [left, right]) = square(batch, along, source);
+        let n = along.dim;
+        let target = Operand { at: squares, lead: n, stride: n * n, transposed: false };
+        gpu.linear.multiply_bf16(shape, left, right, target)?;
+        let (grid, number) = (wide((n * n).div_ceil(16 * THREADS), count, n * n), axis as i32);
+        launch!(kernels.add_square, grid, stream, *view, number, squares)?;
+        view.statistics[axis] = 0;
+    }
+    Ok(())
+}
+
+/// U Uᵀ as a product, U the unfolding of the blocks along an axis, at `source`: its size and its operands.
+fn square(batch: &Batch, view: AxisView, source: u64) -> (Shape, [Operand; 2]) {
+    let n = view.dim;
+    let k = batch.elements / n;
+    // The last axis lies along the columns of the column-major view, every other one along its rows.
+    let along_columns = view.inner == 1;
+    let lead = if along_columns { n } else { k };
+    let own = |transposed| Operand { at: source, lead, stride: batch.elements, transposed };
+    (Shape { m: n, n, k, count: batch.count() }, [own(!along_columns), own(along_columns)])
 }
 
 /// Every statistic += U Uᵀ, U the unfolding of the blocks at `source` along its axis; `room` is used.
@@ -301,11 +368,10 @@ pub(super) fn add_statistics(gpu: &Gpu, batch: &Batch, view: &Stack, source: u64
 }
 
 /// Unfolds every block of a stack from one place of the workspace to another.
-fn unfold(gpu: &Gpu, precision: Precision, blocks: Blocks, from: u64, to: u64, view: AxisView) -> Result<()> {
+fn unfold(gpu: &Gpu, function: Function, blocks: Blocks, from: u64, to: u64, view: AxisView) -> Result<()> {
     let grid = blocks.grid();
     let numbers = [blocks.elements, view.outer, view.dim, view.inner].map(|x| x as u32);
     let [elements, outer, dim, inner] = numbers;
-    let function: Function = gpu.kernels.unfold[index(precision)];
     launch!(function, grid, gpu.stream, from, to, elements, outer, dim, inner)
 }
 
@@ -317,33 +383,21 @@ fn add_statistic(
     source: u64,
     room: u64,
 ) -> Result<()> {
-    let (precision, count) = (batch.statistic, batch.count());
+    let precision = batch.statistic;
     let view = AxisView::new(&batch.dims, axis);
     let source = if view.is_middle() {
-        unfold(gpu, precision, Blocks::of(batch), source, room, view)?;
+        unfold(gpu, gpu.kernels.unfold[index(precision)], Blocks::of(batch), source, room, view)?;
         room
     } else {
         source
     };
-    let n = view.dim;
-    let k = batch.elements / n;
-    // The last axis lies along the columns of the column-major view, every other one along its rows.
-    let along_columns = view.inner == 1;
-    let lead = if along_columns { n } else { k };
-    let own = |transposed| Operand { at: source, lead, stride: batch.elements, transposed };
-    let target = Operand { at: statistic, lead: n, stride: n * n, transposed: false };
+    let (shape, [left, right]) = square(batch, view, source);
+    let target = Operand { at: statistic, lead: shape.n, stride: shape.n * shape.n, transposed: false };
     // One triangle is half the work; TF32 is more than twice as fast, and there is no such product of a triangle.
-    if count == 1 && !gpu.linear.is_fast() {
-        return gpu.linear.add_square(precision, n, k, own(!along_columns), target);
+    if shape.count == 1 && !gpu.linear.is_fast() {
+        return gpu.linear.add_square(precision, shape.n, shape.k, left, target);
     }
-    gpu.linear.multiply_fast(
-        precision,
-        Shape { m: n, n, k, count },
-        own(!along_columns),
-        own(along_columns),
-        target,
-        true,
-    )
+    gpu.linear.multiply_fast(precision, shape, left, right, target, true)
 }
 
 /// Moments, direction, momentum, parameter.
@@ -421,11 +475,12 @@ pub(super) fn multiply_along(
     let right = root(acts == Along::Back);
     if view.is_middle() {
         // Unfolded, multiplied and folded again: three launches whatever the number of slices.
-        unfold(gpu, precision, blocks, from, to, view)?;
+        let function = gpu.kernels.unfold[index(precision)];
+        unfold(gpu, function, blocks, from, to, view)?;
         let shape = Shape { m: rest, n, k: n, count };
         multiply(shape, matrix(to, rest), right, matrix(from, rest))?;
         let inverse = AxisView { outer: n, dim: view.outer, inner: view.inner };
-        return unfold(gpu, precision, blocks, from, to, inverse);
+        return unfold(gpu, function, blocks, from, to, inverse);
     }
     if view.inner == 1 {
         let shape = Shape { m: n, n: rest, k: n, count };

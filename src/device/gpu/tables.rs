@@ -9,6 +9,10 @@ use bytemuck::{Pod, Zeroable};
 pub const THREADS: usize = 256;
 /// Largest order of a block.
 pub const MAX_ORDER: usize = 8;
+/// Columns of a strip, the part of a matrix that one thread block passes over.
+pub const STRIP: usize = 8;
+/// Sums of a strip.
+pub const SUMS: usize = 4;
 /// Sites that one launch carries.
 pub const POSTED: usize = 64;
 /// Entries that one launch carries between tensors and messages.
@@ -239,6 +243,10 @@ shared! {
         charge: f64 => "double charge",
         /// A bound of −λ_min(M), or infinity.
         loss: f64 => "double loss",
+        /// The m with which a bound is at most τ, if mI + M is positive definite; 0 where that is not asked.
+        proven: f64 => "double proven",
+        /// That bound.
+        proven_bound: f64 => "double proven_bound",
     }
 
     /// What a refresh came to.
@@ -291,6 +299,24 @@ shared! {
         sound: i32 => "int sound",
         /// The spectrum is shifted down by it.
         shift: f64 => "double shift",
+    }
+
+    /// The search for the smallest ε in [low, best] whose proxy is at most the target.
+    Search {
+        /// Largest ε that is known not to suffice, or the least one allowed.
+        low: f64 => "double low",
+        /// Smallest that is known to, or the largest one allowed.
+        best: f64 => "double best",
+        /// The next to try.
+        at: f64 => "double at",
+        /// What was found, or NaN.
+        epsilon: f64 => "double epsilon",
+        /// The proxy there.
+        proxy: f64 => "double proxy",
+        /// How many were tried.
+        tried: i32 => "int tried",
+        /// Another is wanted.
+        more: i32 => "int more",
     }
 
     /// Rows of bytes between tensors and messages, entry by entry.
@@ -373,7 +399,7 @@ mod tests {
     use crate::device::{INFO_FELL_BACK, INFO_IDLE, INFO_LEFT_OUT, INFO_NOT_FINITE, Rung, SEARCH_RATIO};
     use crate::engine::plan::RECORD_WORDS;
     use crate::engine::rules::LEAST_WEIGHT;
-    use crate::preconditioner::bound::LARGEST_ROOT;
+    use crate::preconditioner::bound::{LARGEST_AIM, LARGEST_ROOT};
     use crate::preconditioner::policy::BoundRule;
     use crate::preconditioner::soap;
     use crate::preconditioner::{Counters, Gauges};
@@ -413,6 +439,8 @@ mod tests {
         let mut constants: Vec<(String, i64)> = vec![
             ("THREADS".into(), THREADS as i64),
             ("MAX_ORDER".into(), MAX_ORDER as i64),
+            ("STRIP".into(), STRIP as i64),
+            ("SUMS".into(), SUMS as i64),
             ("POSTED".into(), POSTED as i64),
             ("CARRIED".into(), CARRIED as i64),
             ("STAMPED".into(), STAMPED as i64),
@@ -455,6 +483,9 @@ mod tests {
         }
         writeln!(text, "#define LEAST_WEIGHT {LEAST_WEIGHT:?}").unwrap();
         writeln!(text, "#define SEARCH_RATIO {SEARCH_RATIO:?}").unwrap();
+        writeln!(text, "#define LARGEST_AIM {LARGEST_AIM:?}").unwrap();
+        writeln!(text, "#define ROUNDING_F32 {:?}", f64::from(f32::EPSILON)).unwrap();
+        writeln!(text, "#define ROUNDING_F64 {:?}", f64::EPSILON).unwrap();
         writeln!(text, "#define KAPPA_FLOOR {:?}", soap::FLOOR).unwrap();
         writeln!(text, "#define TINY_RMS {:?}", soap::TINY_RMS).unwrap();
         let rules = rules();

@@ -77,14 +77,20 @@ fn tridiagonal(mut a: Vec<f64>, n: usize) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
     (d, e, q)
 }
 
+/// Steps for one eigenvalue after which an entry may be small beside the whole matrix; a few suffice as a rule.
+const PATIENCE: usize = 20;
+
 /// Diagonalises the tridiagonal matrix by implicit QL steps with Wilkinson's shift, rotating the rows of `q`.
 fn ql(d: &mut [f64], e: &mut Vec<f64>, q: &mut [f64], n: usize) -> Option<()> {
     e.push(0.0);
+    let norm = d.iter().zip(&*e).fold(0.0f64, |most, (d, e)| most.max(d.abs() + e.abs()));
     for l in 0..n {
         for step in 0.. {
-            // The first small subdiagonal entry at or after l.
+            // The first small subdiagonal entry at or after l: beside its neighbours, or, where these are nothing but
+            // rounding themselves and it does not become smaller, beside the whole.
+            let patient = if step < PATIENCE { 0.0 } else { f64::EPSILON * norm };
             let m = (l..n - 1)
-                .find(|&m| e[m].abs() <= f64::EPSILON * (d[m].abs() + d[m + 1].abs()))
+                .find(|&m| e[m].abs() <= (f64::EPSILON * (d[m].abs() + d[m + 1].abs())).max(patient))
                 .unwrap_or(n - 1);
             if m == l {
                 break;
@@ -161,6 +167,43 @@ mod tests {
                     assert!((dot - f64::from(u8::from(i == j))).abs() < 1e-12, "n {n}: {i}·{j} = {dot}");
                     let back: f64 = (0..n).map(|k| q[k * n + i] * values[k] * q[k * n + j]).sum();
                     assert!((back - a[j * n + i]).abs() < 1e-12, "n {n}: entry {i} {j}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn low_rank_with_rounding_converges() {
+        let mut seed = 3u64;
+        let mut random = move || {
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (seed >> 33) as f64 / (1u64 << 31) as f64 - 0.5
+        };
+        let n = 60;
+        for trial in 0..60 {
+            let rank = 1 + trial % 20;
+            let sizes: Vec<f64> = (0..n).map(|_| 10f64.powf(-3.0 * (random() + 0.5))).collect();
+            let mut a = vec![0.0; n * n];
+            for _ in 0..rank {
+                let g: Vec<f64> = sizes.iter().map(|size| size * random()).collect();
+                for k in 0..n * n {
+                    a[k] += g[k % n] * g[k / n];
+                }
+            }
+            // What a solver's rounding adds: some epsilons, so that all that was zero is of that size.
+            let trace: f64 = a.iter().step_by(n + 1).sum();
+            for j in 0..n {
+                for i in 0..=j {
+                    let error = 8.0 * f64::EPSILON * trace * random() / (n as f64).sqrt();
+                    a[j * n + i] += error;
+                    a[i * n + j] = a[j * n + i];
+                }
+            }
+            let Some((values, q)) = symmetric(&a, n) else { panic!("trial {trial} did not converge") };
+            for i in 0..n {
+                for j in 0..n {
+                    let back: f64 = (0..n).map(|k| q[k * n + i] * values[k] * q[k * n + j]).sum();
+                    assert!((back - a[j * n + i]).abs() < 1e-13 * trace, "trial {trial}: entry {i} {j}");
                 }
             }
         }

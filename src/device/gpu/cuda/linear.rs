@@ -306,8 +306,32 @@ impl Linear {
         if !self.tf32 || precision == Precision::F64 {
             return self.multiply(precision, shape, a, b, c, keep);
         }
+        let rounded = blas::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32;
+        self.multiply_as((blas::cudaDataType_t::CUDA_R_32F, rounded), shape, a, b, c, keep)
+    }
+
+    /// Whether the device has products of bf16.
+    pub fn has_bf16(&self) -> bool {
+        self.device.generation().0 >= 8
+    }
+
+    /// c ← a·b for operands in bf16, whose products are exact in f32; the result and all sums are in f32.
+    pub fn multiply_bf16(&self, shape: Shape, a: Operand, b: Operand, c: Operand) -> Result<()> {
+        let exact = blas::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        self.multiply_as((blas::cudaDataType_t::CUDA_R_16BF, exact), shape, a, b, c, false)
+    }
+
+    /// c ← a·b + keep·c in f32, with operands of a type and products of a kind.
+    fn multiply_as(
+        &self,
+        (operands, compute): (blas::cudaDataType_t, blas::cublasComputeType_t),
+        shape: Shape,
+        a: Operand,
+        b: Operand,
+        c: Operand,
+        keep: bool,
+    ) -> Result<()> {
         let (one, beta): (f32, f32) = (1.0, if keep { 1.0 } else { 0.0 });
-        let single = blas::cudaDataType_t::CUDA_R_32F;
         let _held = self.hold()?;
         // SAFETY: as in `multiply`.
         let status = unsafe {
@@ -320,20 +344,20 @@ impl Linear {
                 shape.k as c_int,
                 (&raw const one).cast(),
                 a.at as *const c_void,
-                single,
+                operands,
                 a.lead as c_int,
                 a.stride as i64,
                 b.at as *const c_void,
-                single,
+                operands,
                 b.lead as c_int,
                 b.stride as i64,
                 (&raw const beta).cast(),
                 c.at as *mut c_void,
-                single,
+                blas::cudaDataType_t::CUDA_R_32F,
                 c.lead as c_int,
                 c.stride as i64,
                 shape.count as c_int,
-                blas::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
+                compute,
                 blas::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
             )
         };

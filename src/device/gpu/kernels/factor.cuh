@@ -22,36 +22,70 @@ __device__ inline Scale unit_of(double largest) {
     return out;
 }
 
-// The largest entry of each statistic, and from it the unit.
-template <typename S> __device__ inline void peak(const Task *tasks, u32 n, Scale *scales) {
-    Task t = tasks[blockIdx.x];
-    const S *a = (const S *)t.statistic;
-    double scale = statistic_scale(t), largest = 0.0;
-    for (u64 i = threadIdx.x; i < (u64)n * n; i += blockDim.x) {
-        if (i % n < i / n) continue;
-        double x = fabs((double)(S)((double)a[i] * scale));
-        largest = (x <= largest) ? largest : x;
-    }
-    largest = block_max(largest);
-    if (threadIdx.x != 0) return;
-    scales[blockIdx.x] = unit_of(largest);
+// A pass over matrices is cut into strips of STRIP columns, one thread block for each strip of each factor. What a strip
+// sums up goes to `partials`, SUMS numbers per strip, and whoever needs the whole adds the strips in their order. Strips
+// depend on the side alone, so that no sum depends on the grid or on what else is in the group.
+__device__ inline u32 strips(u32 n) { return (n + STRIP - 1) / STRIP; }
+
+__device__ inline double *strip_sums(double *partials, u32 n) {
+    return partials + ((u64)blockIdx.y * strips(n) + blockIdx.x) * SUMS;
 }
 
-// A becomes the statistic, whole and scaled, in precision E; Q, if asked for, the basis.
+// Sum number `which` of factor `g`; every thread gets it.
+__device__ inline double total(const double *partials, u32 n, u32 g, int which) {
+    double sum = 0.0;
+    for (u32 i = threadIdx.x; i < strips(n); i += blockDim.x) sum += partials[((u64)g * strips(n) + i) * SUMS + which];
+    return block_sum(sum);
+}
+
+// The larger of two; NaN counts as larger than everything.
+__device__ inline double larger(double a, double b) { return (a >= b || a != a) ? a : b; }
+
+// The same for the largest.
+__device__ inline double largest_of(const double *partials, u32 n, u32 g, int which) {
+    double most = 0.0;
+    for (u32 i = threadIdx.x; i < strips(n); i += blockDim.x) {
+        most = larger(most, partials[((u64)g * strips(n) + i) * SUMS + which]);
+    }
+    return block_max(most);
+}
+
+// The largest entry of each statistic, by strips.
+template <typename S> __device__ inline void peak(const Task *tasks, u32 n, double *partials) {
+    const Task &t = tasks[blockIdx.y];
+    const S *a = (const S *)t.statistic;
+    double scale = statistic_scale(t), largest = 0.0;
+    u32 first = blockIdx.x * STRIP, end = min(first + STRIP, n);
+    for (u32 i = first + threadIdx.x; i < n; i += blockDim.x) {
+        for (u32 j = first; j < end && j <= i; j++) {
+            largest = larger(largest, fabs((double)(S)((double)a[i + (u64)j * n] * scale)));
+        }
+    }
+    largest = block_max(largest);
+    if (threadIdx.x == 0) strip_sums(partials, n)[0] = largest;
+}
+
+// A becomes the statistic, whole, in precision E; Q, if asked for, the basis. With scales, which get their units from
+// `peaks`, it is scaled, and `twin` becomes a copy of it.
 template <typename S, typename E>
-__device__ inline void fetch(const Task *tasks, u32 n, E *a, E *q, const Scale *scales) {
-    Task t = tasks[blockIdx.y];
+__device__ inline void fetch(const Task *tasks, u32 n, E *a, E *q, E *twin, Scale *scales, const double *peaks) {
+    const Task &t = tasks[blockIdx.y];
     u64 numbers = (u64)n * n, base = blockIdx.y * numbers;
     double scale = statistic_scale(t);
+    Scale own = {1.0, 0.0, 1, 0, 0.0};
+    if (scales) {
+        own = unit_of(largest_of(peaks, n, blockIdx.y, 0));
+        if (blockIdx.x == 0 && threadIdx.x == 0) scales[blockIdx.y] = own;
+    }
     const S *statistic = (const S *)t.statistic, *basis = (const S *)t.basis;
     for (u64 k = (u64)blockIdx.x * blockDim.x + threadIdx.x; k < numbers; k += (u64)gridDim.x * blockDim.x) {
         u64 i = k % n, j = k / n;
         u64 lower = i >= j ? k : j + i * n;
         S x = (S)((double)statistic[lower] * scale);
-        double y = (double)x;
         // A statistic that is not finite must not reach the solver; its factor is refused anyway.
-        if (scales) y = scales[blockIdx.y].finite ? y * scales[blockIdx.y].unit : 0.0;
-        a[base + k] = (E)y;
+        E y = own.finite ? (E)((double)x * own.unit) : (E)0;
+        a[base + k] = y;
+        if (twin) twin[base + k] = y;
         if (q) q[base + k] = (E)basis[k];
     }
 }
@@ -94,26 +128,6 @@ __device__ inline double root_weight(double x, double exponent) {
     return power(x * down, -0.5 * exponent) * back;
 }
 
-// RC = |(H - D)_ij / sqrt((D_i + e)(D_j + e))|_F.
-template <typename S>
-__device__ inline double relative_change(const S *h, const S *d, double *weights, u32 n, double epsilon) {
-    for (u32 i = threadIdx.x; i < n; i += blockDim.x) weights[i] = 1.0 / damped((double)d[i], epsilon);
-    __syncthreads();
-    double sum = 0.0;
-    for (u64 k = threadIdx.x; k < (u64)n * n; k += blockDim.x) {
-        u32 i = (u32)(k % n), j = (u32)(k / n);
-        if (i < j) continue;
-        double x = (double)h[k];
-        if (i == j) {
-            x = (x - (double)d[i]) * weights[i];
-            sum += x * x;
-        } else {
-            sum += 2.0 * (x * x * weights[i]) * weights[j];
-        }
-    }
-    return sqrt(block_sum(sum));
-}
-
 // alpha = max e / |e|, e_i = (D_i + epsilon)^(-1/p).
 template <typename S> __device__ inline double alpha(const S *d, u32 n, double exponent, double epsilon) {
     double largest = 0.0, squares = 0.0;
@@ -128,12 +142,7 @@ template <typename S> __device__ inline double alpha(const S *d, u32 n, double e
 
 // The search for the smallest epsilon in [low, high] whose proxy is at most the target. RC and alpha fall
 // as epsilon grows, so after both ends bisection finds it to one percent. `at` is the next one to try.
-struct Search {
-    double low, best, at, epsilon, proxy;
-    int tried;
-};
-
-// Takes the proxy at `at`; says whether another is wanted.
+// Takes the proxy there; says whether another is wanted.
 __device__ inline bool go_on(Search &s, const Task &t, double high, double proxy) {
     bool enough = proxy <= t.target;
     if (enough) {
@@ -154,68 +163,114 @@ __device__ inline bool go_on(Search &s, const Task &t, double high, double proxy
     return s.best > s.low * SEARCH_RATIO;
 }
 
-// |H - diag d|_F / |H|_F with d = max(diag H, 0), which is kept if the policy may adopt it.
-template <typename S> __device__ inline double residual(const S *h, u32 n, double *diagonal) {
-    double off = 0.0, whole = 0.0;
-    for (u64 k = threadIdx.x; k < (u64)n * n; k += blockDim.x) {
-        u32 i = (u32)(k % n), j = (u32)(k / n);
-        if (i < j) continue;
-        double x = (double)h[k];
-        if (i == j) {
-            double d = x > 0.0 ? x : 0.0;
-            if (diagonal) diagonal[i] = d;
-            off += (x - d) * (x - d);
-            whole += x * x;
-        } else {
-            off += 2.0 * (x * x);
-            whole += 2.0 * (x * x);
-        }
-    }
-    off = block_sum(off);
-    whole = block_sum(whole);
-    return whole == 0.0 ? 0.0 : sqrt(off / whole);
+// H of factor `g`, and what it has to be multiplied by. After a refresh (with scales) it is that of the scaled statistic
+// in the new basis; where there is none, the statistic's diagonal serves: the basis is I, and H the statistic itself.
+template <typename S> struct Rotated {
+    const S *h;
+    double unit;
+};
+
+template <typename S>
+__device__ inline Rotated<S> rotated(const S *hs, const S *as, const Scale *scales, u32 n, u32 g) {
+    u64 base = (u64)g * n * n;
+    Rotated<S> out = {hs + base, 1.0};
+    if (!scales) return out;
+    if (!scales[g].sound) out.h = as + base;
+    out.unit = scales[g].finite ? 1.0 / scales[g].unit : __longlong_as_double(0x7ff8000000000000ll);
+    return out;
 }
 
-// H = Q'LQ against D, one thread block per factor: first at the epsilon in use, then, if asked for, along
-// the search.
-template <typename S> __device__ inline void drift(const Task *tasks, u32 n, const S *hs, double *all_weights) {
-    const Task &t = tasks[blockIdx.x];
-    const S *h = hs + (u64)blockIdx.x * n * n, *d = (const S *)t.spectrum;
-    double *weights = all_weights + (u64)blockIdx.x * n;
-    double nan = __longlong_as_double(0x7ff8000000000000ll);
-    Drift out = {nan, nan, nan, nan, nan, nan, nan, nan, RULE_NONE, 1, nan};
+// The epsilon that a drift is measured at first: the one in use, or the given one. The ends are those of the diagonal of
+// H, or of the spectrum.
+template <typename S>
+__device__ inline double first_epsilon(const Task &t, u32 n, const Rotated<S> &r, double &least, double &largest) {
     bool given = t.flags & TASK_GIVEN_EPSILON;
     if (given) {
-        ends<S>(d, 1, n, out.least, out.largest);
+        ends<S>((const S *)t.spectrum, 1, n, least, largest);
     } else {
-        ends<S>(h, (u64)n + 1, n, out.least, out.largest);
+        ends<S>(r.h, (u64)n + 1, n, least, largest);
     }
-    double base = epsilon_at(t.ratio, t.epsilon, out.largest), high = epsilon_at(t.most_ratio, t.most, out.largest);
-    Search s = {base, high, base, nan, nan, 0};
-    bool first = true, more = t.flags & TASK_SEARCH;
-    double epsilon = given ? base : fmax(base, t.record[GAUGE_EPSILON]);
-    for (;;) {
-        double a = alpha<S>(d, n, t.exponent, epsilon);
-        double change = relative_change<S>(h, d, weights, n, epsilon);
-        if (first) {
-            out.alpha = a;
-            out.relative_change = change;
-            first = false;
-        } else {
-            more = go_on(s, t, high, change * a * t.exponent);
+    double base = epsilon_at(t.ratio, t.epsilon, largest);
+    return given ? base : fmax(base, t.record[GAUGE_EPSILON]);
+}
+
+// What is below the diagonal of H, by strips: sum 0 is that of RC = |(H - D)_ij / sqrt((D_i + e)(D_j + e))|_F, sum 1
+// that of |H|_F. In round 0 at the first epsilon, then along the search.
+template <typename S>
+__device__ inline void drift(const Task *tasks, u32 n, const S *hs, const S *as, const Scale *scales,
+                             const Search *searches, double *partials, int round) {
+    u32 g = blockIdx.y, first = blockIdx.x * STRIP, columns = min((u32)STRIP, n - first);
+    if (round > 0 && !searches[g].more) return;
+    const Task &t = tasks[g];
+    const S *d = (const S *)t.spectrum;
+    Rotated<S> r = rotated<S>(hs, as, scales, n, g);
+    double least, largest;
+    double epsilon = round > 0 ? searches[g].at : first_epsilon<S>(t, n, r, least, largest);
+    __shared__ double weights[STRIP];
+    if (threadIdx.x < columns) weights[threadIdx.x] = 1.0 / damped((double)d[first + threadIdx.x], epsilon);
+    __syncthreads();
+    double change = 0.0, below = 0.0;
+    for (u32 i = first + 1 + threadIdx.x; i < n; i += blockDim.x) {
+        double weight = 1.0 / damped((double)d[i], epsilon);
+        for (u32 c = 0; c < columns && first + c < i; c++) {
+            double x = (double)r.h[i + (u64)(first + c) * n] * r.unit;
+            change += 2.0 * (x * x * weight) * weights[c];
+            below += 2.0 * (x * x);
         }
-        if (!more) break;
-        epsilon = s.at;
     }
+    change = block_sum(change);
+    below = block_sum(below);
+    if (threadIdx.x != 0) return;
+    double *sums = strip_sums(partials, n);
+    sums[0] = change;
+    sums[1] = below;
+}
+
+// The strips of a factor together with its diagonal: in round 0 RC, alpha and the residual
+// |H - diag d|_F / |H|_F with d = max(diag H, 0), which is kept if the policy may adopt it; then a step of the search.
+template <typename S>
+__device__ inline void judge_drift(const Task *tasks, u32 n, const S *hs, const S *as, const Scale *scales,
+                                   Search *searches, const double *partials, int round) {
+    u32 g = blockIdx.x;
+    const Task &t = tasks[g];
+    if (round > 0 && !searches[g].more) return;
+    const S *d = (const S *)t.spectrum;
+    Rotated<S> r = rotated<S>(hs, as, scales, n, g);
+    double nan = __longlong_as_double(0x7ff8000000000000ll), least = nan, largest = nan;
+    double epsilon = round > 0 ? searches[g].at : first_epsilon<S>(t, n, r, least, largest);
+    double on = 0.0, odd = 0.0, squares = 0.0;
+    double *diagonal = round == 0 && (t.flags & TASK_KEEP_DIAGONAL) ? (double *)t.diagonal : 0;
+    for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
+        double x = (double)r.h[i + (u64)i * n] * r.unit, positive = x > 0.0 ? x : 0.0;
+        double change = (x - (double)d[i]) / damped((double)d[i], epsilon);
+        if (diagonal) diagonal[i] = positive;
+        on += change * change;
+        odd += (x - positive) * (x - positive);
+        squares += x * x;
+    }
+    double change = sqrt(block_sum(on) + total(partials, n, g, 0)), a = alpha<S>(d, n, t.exponent, epsilon);
+    double below = total(partials, n, g, 1), off = block_sum(odd) + below, whole = block_sum(squares) + below;
     if (t.flags & TASK_NOISE) {
         Renewal *renewal = (Renewal *)t.report;
-        if (threadIdx.x == 0 && renewal->fresh) renewal->noise = out.relative_change * out.alpha * t.exponent;
+        if (threadIdx.x == 0 && renewal->fresh) renewal->noise = change * a * t.exponent;
         return;
     }
-    out.epsilon = s.epsilon;
-    out.proxy = s.proxy;
-    out.residual = residual<S>(h, n, (t.flags & TASK_KEEP_DIAGONAL) ? (double *)t.diagonal : 0);
-    if (threadIdx.x == 0) *(Drift *)t.report = out;
+    if (threadIdx.x != 0) return;
+    Drift *out = (Drift *)t.report;
+    if (round > 0) {
+        Search s = searches[g];
+        s.more = go_on(s, t, epsilon_at(t.most_ratio, t.most, out->largest), change * a * t.exponent);
+        out->epsilon = s.epsilon;
+        out->proxy = s.proxy;
+        searches[g] = s;
+        return;
+    }
+    Drift found = {change, a,       whole == 0.0 ? 0.0 : sqrt(off / whole), nan, nan, least, largest, nan, RULE_NONE,
+                   1,      nan};
+    *out = found;
+    double base = epsilon_at(t.ratio, t.epsilon, largest);
+    Search s = {base, epsilon_at(t.most_ratio, t.most, largest), base, nan, nan, 0, (t.flags & TASK_SEARCH) != 0};
+    searches[g] = s;
 }
 
 // a^(1/p) for whole p up to LARGEST_ROOT, else ln a.
@@ -253,51 +308,106 @@ __device__ inline double spectral_form(double exponent, double loss, double gain
     return fmax(expm1(-exponent * log1p(-loss)), -expm1(-exponent * log1p(gain)));
 }
 
+// The largest m, but for rounding, for which the spectral form is at most `target`; 0 if there is none.
+__device__ inline double spectral_loss(double exponent, double target, double gain) {
+    if (spectral_form(exponent, 0.0, gain) > target) return 0.0;
+    return fmax(1.0 - 1e-12 - power(1.0 + target, -1.0 / exponent), 0.0);
+}
+
+// The remainder of the first order, as in bound.rs: |L|^2 and t, both divided by |f(B)|^2.
+struct Remainder {
+    double exponent, first, second;
+};
+
+// Its bound for M >= -m.
+__device__ inline double remainder_bound(const Remainder &r, double m) {
+    if (m >= 1.0) return __longlong_as_double(0x7ff0000000000000ll);
+    if (m <= 0.0 || r.second == 0.0) return sqrt(r.first);
+    double diagonal = m * r.second / ((1.0 - m) * (m + r.second));
+    return sqrt(r.first + (r.exponent * m + power(1.0 - m, -r.exponent) - 1.0) * diagonal);
+}
+
+// The largest m, up to a millionth, whose bound is at most `target`; 0 if there is none.
+__device__ inline double remainder_loss(const Remainder &r, double target) {
+    double low = 0.0, high = 1.0;
+#pragma unroll 1
+    for (int round = 0; round < 20; round++) {
+        double middle = 0.5 * (low + high);
+        if (remainder_bound(r, middle) <= target) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+// What M >= -loss gives, with the proxy h.
+__device__ inline double bound_by_loss(const Remainder &r, double proxy, double loss) {
+    return fmin(remainder_bound(r, loss), proxy * growth(r.exponent, loss));
+}
+
+// The same with a bound of the spectral radius of M.
+__device__ inline double bound_by_radius(const Remainder &r, double proxy, double average, double radius) {
+    double loss = fmin(average, radius);
+    return fmin(bound_by_loss(r, proxy, loss), spectral_form(r.exponent, loss, radius));
+}
+
 // The bound of the gap as it is once the diagonal of H is the spectrum, by the cheap rules. H becomes M, whole; N
-// becomes I + M, or I where the sandwich is not wanted; E becomes I. Three vectors per factor are used.
-template <typename S>
-__device__ inline void certify(const Task *tasks, u32 n, S *hs, S *ns, S *es, double *all_vectors) {
+// becomes mI + M with the largest m that would serve, if that is still to be proven, else I. Three vectors per factor are
+// used.
+template <typename S> __device__ inline void certify(const Task *tasks, u32 n, S *hs, S *ns, double *all_vectors) {
     const Task &t = tasks[blockIdx.x];
     u64 numbers = (u64)n * n;
-    S *h = hs + blockIdx.x * numbers, *big = ns + blockIdx.x * numbers, *e = es + blockIdx.x * numbers;
+    S *h = hs + blockIdx.x * numbers, *big = ns + blockIdx.x * numbers;
     double *roots = all_vectors + (u64)blockIdx.x * 3 * n, *v = roots + n, *image = v + n;
     double *diagonal = (double *)t.diagonal;
     double nan = __longlong_as_double(0x7ff8000000000000ll), q = t.exponent;
     Drift out = {nan, nan, nan, nan, nan, nan, nan, nan, RULE_NONE, 1, nan};
     ends<S>(h, (u64)n + 1, n, out.least, out.largest);
     out.orthogonality = (t.flags & TASK_QR) ? ((const Drift *)t.report)->orthogonality : t.orthogonality;
-    out.residual = residual<S>(h, n, diagonal);
     double epsilon = epsilon_at(t.ratio, t.epsilon, out.largest);
-    double squares = 0.0, most = 0.0, lost = 0.0;
+    double squares = 0.0, most = 0.0, lost = 0.0, on = 0.0;
     for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
-        double a = diagonal[i] + epsilon, e = power(a, -q);
+        double x = (double)h[i + (u64)i * n], d = x > 0.0 ? x : 0.0;
+        double a = d + epsilon, e = power(a, -q);
+        diagonal[i] = d;
+        on += d * d;
         squares += e * e;
         most = (e <= most) ? most : e;
         lost = fmax(lost, 1.0 - (t.kept * (double)((const S *)t.fresh)[i] + epsilon) / a);
         roots[i] = 1.0 / sqrt(a);
         image[i] = coupling_number(a, q);
-        v[i] = 1.0;
+        v[i] = e * e;
     }
-    double norm = sqrt(block_sum(squares));
-    out.alpha = block_max(most) / norm;
-    double average = block_max(lost);
-    double change = 0.0, first = 0.0;
+    squares = block_sum(squares);
+    out.alpha = block_max(most) / sqrt(squares);
+    on = block_sum(on);
+    double average = block_max(lost), change = 0.0, first = 0.0, second = 0.0, below = 0.0;
     for (u64 k = threadIdx.x; k < numbers; k += blockDim.x) {
         u64 i = k % n, j = k / n;
         if (i < j) continue;
-        double x = i == j ? 0.0 : (double)h[k] * roots[i] * roots[j];
+        double y = i == j ? 0.0 : (double)h[k], x = y * roots[i] * roots[j];
         double weighted = x * coupling(image[i], image[j], q);
         h[k] = (S)x;
         h[j + i * n] = (S)x;
         change += 2.0 * x * x;
         first += 2.0 * weighted * weighted;
+        second += x * x * (v[i] + v[j]);
+        below += 2.0 * y * y;
     }
     change = sqrt(block_sum(change));
-    double lower = sqrt(block_sum(first)) / norm, proxy = out.alpha * q * change;
+    first = block_sum(first) / squares;
+    second = block_sum(second) / squares;
+    below = block_sum(below);
+    Remainder remainder = {q, first, fmax((q <= 0.5 ? q : q * (0.5 + q)) * second - 0.5 * first, 0.0)};
+    out.residual = below == 0.0 ? 0.0 : sqrt(below / (below + on));
     out.relative_change = change;
+    double lower = sqrt(first), proxy = out.alpha * q * change;
     // What Q misses of an orthogonal basis, as in the CPU's certificate.rs: alpha w (1 + q sqrt(max a / min a) (1 + |M|)).
     double spread = sqrt((out.largest + epsilon) / (out.least + epsilon));
     out.charge = out.alpha * out.orthogonality * (1.0 + q * spread * (1.0 + change));
+    out.proven = 0.0;
     double target = t.target - out.charge;
     if (!(lower <= target)) {
         out.bound = lower;
@@ -305,99 +415,174 @@ __device__ inline void certify(const Task *tasks, u32 n, S *hs, S *ns, S *es, do
         out.loss = __longlong_as_double(0x7ff0000000000000ll);
     } else {
         out.rule = RULE_AVERAGE;
-        out.bound = proxy == 0.0 ? 0.0 : proxy * growth(q, average);
+        out.bound = proxy == 0.0 ? 0.0 : bound_by_loss(remainder, proxy, average);
         out.loss = proxy == 0.0 ? 0.0 : average;
         if (!(out.bound <= target)) {
-            // Collatz-Wielandt: max (|M| v)_i / v_i is at least the spectral radius, for any v > 0.
+            double rounding = sizeof(S) == 4 ? ROUNDING_F32 : ROUNDING_F64;
+            // Collatz-Wielandt: max (|M| v)_i / v_i is at least the spectral radius, for any v > 0. The smallest such
+            // ratio is below all that further rounds can give: they are left out if that would not do.
             double radius = change * sqrt((n - 1.0) / n);
+            for (u32 i = threadIdx.x; i < n; i += blockDim.x) v[i] = 1.0;
+            __syncthreads();
+#pragma unroll 1
             for (int round = 0; round < 3; round++) {
-                double worst = 0.0, sum = 0.0;
+                double worst = 0.0, best = -__longlong_as_double(0x7ff0000000000000ll), sum = 0.0;
                 for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
                     double x = 0.0;
                     for (u32 j = 0; j < n; j++) x += fabs((double)h[i + (u64)j * n]) * v[j];
                     image[i] = x;
                     worst = fmax(worst, x / v[i]);
+                    best = fmax(best, -x / v[i]);
                     sum += x;
                 }
-                radius = fmin(radius, block_max(worst));
+                worst = block_max(worst);
+                best = -block_max(best);
+                radius = fmin(radius, worst + worst * (n * rounding));
+                if (!(bound_by_radius(remainder, proxy, average, best) <= target)) break;
                 double mean = block_sum(sum) / n;
-                for (u32 i = threadIdx.x; i < n; i += blockDim.x) v[i] = image[i] + 1e-3 * mean + 2.2250738585072014e-308;
+                for (u32 i = threadIdx.x; i < n; i += blockDim.x) v[i] = image[i] + 1e-3 * mean + 1e-30;
                 __syncthreads();
             }
-            double loss = fmin(average, radius);
             out.rule = RULE_SPECTRAL;
-            out.bound = fmin(proxy * growth(q, loss), spectral_form(q, loss, radius));
-            out.loss = loss;
+            out.loss = fmin(average, radius);
+            out.bound = bound_by_radius(remainder, proxy, average, radius);
             out.decided = out.bound <= target;
+            // The largest m with which a bound is at most tau; then mI + M has to be positive definite.
+            double aim = fmin(target, LARGEST_AIM), margin = 0.5 * n * rounding;
+            double enough = fmax(remainder_loss(remainder, aim), spectral_loss(q, aim, radius));
+            if (!out.decided && enough < out.loss && enough > margin) {
+                out.proven = enough;
+                out.proven_bound = fmin(bound_by_loss(remainder, proxy, enough), spectral_form(q, enough, radius));
+                out.proven_bound += out.charge;
+                average = enough - margin;
+            }
         }
     }
     out.bound += out.charge;
+    bool open = out.proven > 0.0;
     for (u64 k = threadIdx.x; k < numbers; k += blockDim.x) {
-        e[k] = (S)(k % n == k / n ? 1 : 0);
-        big[k] = k % n == k / n ? (S)1 : out.decided ? (S)0 : h[k];
+        bool on_diagonal = k % n == k / n;
+        big[k] = open ? (on_diagonal ? (S)average : h[k]) : (S)(on_diagonal ? 1 : 0);
     }
     if (threadIdx.x == 0) *(Drift *)t.report = out;
 }
 
-// The sandwich, for M and the lower triangle of N^-1: |C o (N^-1 - I - M)| + |C o (N^-1 - I + M)|, over 2 |f(B)|.
+// Whether mI + M had to be positive definite, and is, by the solver's answer.
+__device__ inline bool is_proven(const Drift &out, int info) { return out.proven > 0.0 && info == 0; }
+
+// N becomes I + M where no rule has served, else I; E becomes I.
 template <typename S>
-__device__ inline void enclose(const Task *tasks, u32 n, const S *ms, const S *inverses, const int *infos,
-                               double *all_vectors) {
-    const Task &t = tasks[blockIdx.x];
+__device__ inline void complete(const Task *tasks, u32 n, const S *ms, S *ns, S *es, const int *proofs) {
+    u32 g = blockIdx.y;
+    const Drift &out = *(const Drift *)tasks[g].report;
+    bool served = out.decided || is_proven(out, proofs[g]);
+    u64 numbers = (u64)n * n, base = g * numbers;
+    for (u64 k = (u64)blockIdx.x * blockDim.x + threadIdx.x; k < numbers; k += (u64)gridDim.x * blockDim.x) {
+        bool on_diagonal = k % n == k / n;
+        es[base + k] = (S)(on_diagonal ? 1 : 0);
+        ns[base + k] = on_diagonal ? (S)1 : served ? (S)0 : ms[base + k];
+    }
+}
+
+// The sandwich, for M and the lower triangle of N^-1: |C o (N^-1 - I - M)| + |C o (N^-1 - I + M)|, over 2 |f(B)|; by
+// strips.
+template <typename S>
+__device__ inline void enclose(const Task *tasks, u32 n, const S *ms, const S *inverses, double *partials) {
+    const Task &t = tasks[blockIdx.y];
+    const Drift &out = *(const Drift *)t.report;
+    if (out.decided) return;
+    u64 base = (u64)blockIdx.y * n * n;
+    u32 first = blockIdx.x * STRIP, columns = min((u32)STRIP, n - first);
+    double q = t.exponent, centre = 0.0, width = 0.0, epsilon = epsilon_at(t.ratio, t.epsilon, out.largest);
+    const double *diagonal = (const double *)t.diagonal;
+    __shared__ double own[STRIP];
+    if (threadIdx.x < columns) own[threadIdx.x] = coupling_number(diagonal[first + threadIdx.x] + epsilon, q);
+    __syncthreads();
+    for (u32 i = first + threadIdx.x; i < n; i += blockDim.x) {
+        double number = coupling_number(diagonal[i] + epsilon, q);
+        for (u32 column = 0; column < columns && first + column <= i; column++) {
+            u64 k = base + i + (u64)(first + column) * n;
+            bool on = i == first + column;
+            double c = coupling(number, own[column], q), twice = on ? 1.0 : 2.0;
+            double y = (double)inverses[k] - (on ? 1.0 : 0.0), drift = (double)ms[k];
+            centre += twice * (y - drift) * (y - drift) * c * c;
+            width += twice * (y + drift) * (y + drift) * c * c;
+        }
+    }
+    centre = block_sum(centre);
+    width = block_sum(width);
+    if (threadIdx.x != 0) return;
+    double *sums = strip_sums(partials, n);
+    sums[0] = centre;
+    sums[1] = width;
+}
+
+// The rule that serves where the cheap ones did not: the proof that M >= -m, or the sandwich.
+template <typename S>
+__device__ inline void judge_gap(const Task *tasks, u32 n, const int *infos, const int *proofs, const double *partials) {
+    u32 g = blockIdx.x;
+    const Task &t = tasks[g];
     Drift *out = (Drift *)t.report;
-    if (out->decided || infos[blockIdx.x] != 0) return;
-    u64 numbers = (u64)n * n;
-    const S *m = ms + blockIdx.x * numbers, *inverse = inverses + blockIdx.x * numbers;
-    double *x = all_vectors + (u64)blockIdx.x * 3 * n, q = t.exponent, squares = 0.0, centre = 0.0, width = 0.0;
-    double epsilon = epsilon_at(t.ratio, t.epsilon, out->largest);
+    if (out->decided) return;
+    double q = t.exponent, squares = 0.0, epsilon = epsilon_at(t.ratio, t.epsilon, out->largest);
     for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
-        double a = ((const double *)t.diagonal)[i] + epsilon, e = power(a, -q);
+        double e = power(((const double *)t.diagonal)[i] + epsilon, -q);
         squares += e * e;
-        x[i] = coupling_number(a, q);
     }
     double norm = sqrt(block_sum(squares));
-    for (u64 k = threadIdx.x; k < numbers; k += blockDim.x) {
-        u64 i = k % n, j = k / n;
-        if (i < j) continue;
-        double c = coupling(x[i], x[j], q), twice = i == j ? 1.0 : 2.0;
-        double y = (double)inverse[k] - (i == j ? 1.0 : 0.0), drift = (double)m[k];
-        centre += twice * (y - drift) * (y - drift) * c * c;
-        width += twice * (y + drift) * (y + drift) * c * c;
-    }
-    centre = sqrt(block_sum(centre));
-    width = sqrt(block_sum(width));
-    double bound = (centre + width) / (2.0 * norm) + out->charge;
-    if (threadIdx.x == 0 && bound < out->bound) {
+    double bound = (sqrt(total(partials, n, g, 0)) + sqrt(total(partials, n, g, 1))) / (2.0 * norm) + out->charge;
+    if (threadIdx.x != 0) return;
+    if (is_proven(*out, proofs[g])) {
+        out->bound = out->proven_bound;
+        out->loss = out->proven;
+    } else if (infos[g] == 0 && bound < out->bound) {
         out->bound = bound;
         out->rule = RULE_SANDWICH;
     }
 }
 
-// Whether Q is orthogonal and A Q = Q D: what the solver gave is believed only then.
-// `o` is Q'Q, `image` is A Q.
+// |A|^2, |Q'Q - I|^2 and |A Q - Q D|^2, by strips. `o` is Q'Q, `image` is A Q.
 template <typename E>
-__device__ inline void verify(const Task *tasks, u32 n, const E *as, const E *qs, const E *os, const E *images,
-                              const E *ds, const int *infos, Scale *scales, double tolerance) {
-    int g = blockIdx.x;
-    u64 numbers = (u64)n * n, base = g * numbers;
-    const E *d = ds + (u64)g * n;
-    double size = 0.0, wrong = 0.0, missing = 0.0, least = 0.0, odd = 0.0;
-    for (u64 k = threadIdx.x; k < numbers; k += blockDim.x) {
-        u64 i = k % n, j = k / n;
-        double a = (double)as[base + k], o = (double)os[base + k] - (i == j ? 1.0 : 0.0);
-        double e = (double)images[base + k] - (double)qs[base + k] * (double)d[j];
-        size += a * a;
-        missing += o * o;
-        wrong += e * e;
+__device__ inline void compare(u32 n, const E *as, const E *qs, const E *os, const E *images, const E *ds,
+                               double *partials) {
+    u64 base = (u64)blockIdx.y * n * n;
+    const E *d = ds + (u64)blockIdx.y * n;
+    u32 first = blockIdx.x * STRIP, end = min(first + STRIP, n);
+    double size = 0.0, wrong = 0.0, missing = 0.0;
+    for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
+        for (u32 j = first; j < end; j++) {
+            u64 k = base + i + (u64)j * n;
+            double a = (double)as[k], o = (double)os[k] - (i == j ? 1.0 : 0.0);
+            double e = (double)images[k] - (double)qs[k] * (double)d[j];
+            size += a * a;
+            missing += o * o;
+            wrong += e * e;
+        }
     }
+    size = block_sum(size);
+    missing = block_sum(missing);
+    wrong = block_sum(wrong);
+    if (threadIdx.x != 0) return;
+    double *sums = strip_sums(partials, n);
+    sums[0] = size;
+    sums[1] = missing;
+    sums[2] = wrong;
+}
+
+// Whether Q is orthogonal and A Q = Q D: what the solver gave is believed only then.
+template <typename E>
+__device__ inline void verify(const Task *tasks, u32 n, const double *partials, const E *ds, const int *infos,
+                              Scale *scales, double tolerance) {
+    u32 g = blockIdx.x;
+    const E *d = ds + (u64)g * n;
+    double least = 0.0, odd = 0.0;
     for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
         double x = -(double)d[i];
-        least = (x <= least) ? least : x;
+        least = larger(least, x);
         odd += finite(x) ? 0.0 : 1.0;
     }
-    size = sqrt(block_sum(size));
-    missing = sqrt(block_sum(missing));
-    wrong = sqrt(block_sum(wrong));
+    double size = sqrt(total(partials, n, g, 0)), missing = sqrt(total(partials, n, g, 1));
+    double wrong = sqrt(total(partials, n, g, 2));
     least = block_max(least);
     odd = block_sum(odd);
     if (threadIdx.x != 0) return;
@@ -535,20 +720,35 @@ template <typename S, typename W> __device__ inline void keep_root(const Task *t
 #define ROOMY extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 #define FACTOR_KERNELS(suffix, S)                                                                              \
-    KERNEL foam_peak_##suffix(const Task *tasks, u32 n, Scale *scales) { peak<S>(tasks, n, scales); }          \
-    ROOMY foam_drift_##suffix(const Task *tasks, u32 n, const S *h, double *weights) {                        \
-        drift<S>(tasks, n, h, weights);                                                                        \
+    KERNEL foam_peak_##suffix(const Task *tasks, u32 n, double *partials) { peak<S>(tasks, n, partials); }     \
+    KERNEL foam_drift_##suffix(const Task *tasks, u32 n, const S *h, const S *a, const Scale *scales,          \
+                               const Search *searches, double *partials, int round) {                          \
+        drift<S>(tasks, n, h, a, scales, searches, partials, round);                                           \
     }                                                                                                          \
-    ROOMY foam_certify_##suffix(const Task *tasks, u32 n, S *h, S *big, S *one, double *vectors) {            \
-        certify<S>(tasks, n, h, big, one, vectors);                                                            \
+    ROOMY foam_judge_drift_##suffix(const Task *tasks, u32 n, const S *h, const S *a, const Scale *scales,     \
+                                    Search *searches, const double *partials, int round) {                     \
+        judge_drift<S>(tasks, n, h, a, scales, searches, partials, round);                                     \
     }                                                                                                          \
-    ROOMY foam_enclose_##suffix(const Task *tasks, u32 n, const S *m, const S *inverse, const int *infos,     \
-                                 double *vectors) {                                                            \
-        enclose<S>(tasks, n, m, inverse, infos, vectors);                                                      \
+    ROOMY foam_certify_##suffix(const Task *tasks, u32 n, S *h, S *big, double *vectors) {                    \
+        certify<S>(tasks, n, h, big, vectors);                                                                 \
     }                                                                                                          \
-    KERNEL foam_verify_##suffix(const Task *tasks, u32 n, const S *a, const S *q, const S *o, const S *image,  \
-                                const S *d, const int *infos, Scale *scales, double tolerance) {               \
-        verify<S>(tasks, n, a, q, o, image, d, infos, scales, tolerance);                                      \
+    KERNEL foam_complete_##suffix(const Task *tasks, u32 n, const S *m, S *big, S *one, const int *proofs) {   \
+        complete<S>(tasks, n, m, big, one, proofs);                                                            \
+    }                                                                                                          \
+    KERNEL foam_enclose_##suffix(const Task *tasks, u32 n, const S *m, const S *inverse, double *partials) {   \
+        enclose<S>(tasks, n, m, inverse, partials);                                                            \
+    }                                                                                                          \
+    KERNEL foam_judge_gap_##suffix(const Task *tasks, u32 n, const int *infos, const int *proofs,              \
+                                   const double *partials) {                                                   \
+        judge_gap<S>(tasks, n, infos, proofs, partials);                                                       \
+    }                                                                                                          \
+    KERNEL foam_compare_##suffix(u32 n, const S *a, const S *q, const S *o, const S *image, const S *d,        \
+                                 double *partials) {                                                           \
+        compare<S>(n, a, q, o, image, d, partials);                                                            \
+    }                                                                                                          \
+    KERNEL foam_verify_##suffix(const Task *tasks, u32 n, const double *partials, const S *d,                  \
+                                const int *infos, Scale *scales, double tolerance) {                           \
+        verify<S>(tasks, n, partials, d, infos, scales, tolerance);                                            \
     }                                                                                                          \
     KERNEL foam_spoil_##suffix(const Task *tasks, u32 n, S *q) { spoil<S>(tasks, n, q); }                      \
     KERNEL foam_bounds_##suffix(const Task *tasks, u32 n) { bounds<S>(tasks, n); }                             \
@@ -561,8 +761,9 @@ template <typename S, typename W> __device__ inline void keep_root(const Task *t
     }
 
 #define MIXED_KERNELS(suffix, S, E)                                                                            \
-    KERNEL foam_fetch_##suffix(const Task *tasks, u32 n, E *a, E *q, const Scale *scales) {                    \
-        fetch<S, E>(tasks, n, a, q, scales);                                                                   \
+    KERNEL foam_fetch_##suffix(const Task *tasks, u32 n, E *a, E *q, E *twin, Scale *scales,                   \
+                               const double *peaks) {                                                          \
+        fetch<S, E>(tasks, n, a, q, twin, scales, peaks);                                                      \
     }                                                                                                          \
     KERNEL foam_adopt_##suffix(const Task *tasks, u32 n, const E *q, const E *d, const Scale *scales,          \
                                int rung) {                                                                     \

@@ -8,6 +8,8 @@ typedef unsigned long long u64;
 
 #define THREADS 256
 #define MAX_ORDER 8
+#define STRIP 8
+#define SUMS 4
 #define POSTED 64
 #define CARRIED 64
 #define STAMPED 64
@@ -58,6 +60,9 @@ typedef unsigned long long u64;
 #define TASK_QR 8192
 #define LEAST_WEIGHT 0.0625
 #define SEARCH_RATIO 1.01
+#define LARGEST_AIM 1.0
+#define ROUNDING_F32 1.1920928955078125e-7
+#define ROUNDING_F64 2.220446049250313e-16
 #define KAPPA_FLOOR 1e-6
 #define TINY_RMS 1e-30
 
@@ -199,6 +204,8 @@ struct Drift {
     double orthogonality;
     double charge;
     double loss;
+    double proven;
+    double proven_bound;
 };
 
 struct Renewal {
@@ -228,6 +235,16 @@ struct Scale {
     int finite;
     int sound;
     double shift;
+};
+
+struct Search {
+    double low;
+    double best;
+    double at;
+    double epsilon;
+    double proxy;
+    int tried;
+    int more;
 };
 
 struct Carried {

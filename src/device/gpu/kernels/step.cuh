@@ -196,6 +196,33 @@ template <typename S> __device__ inline void gather(const Stack &s, const Rules 
     }
 }
 
+// The gradient in bf16 as it is, row-major: the products of such numbers are exact in f32. Zeros for a block that takes no
+// part.
+extern "C" __global__ void __launch_bounds__(THREADS) foam_gather_bf16(Stack s, u16 *out) {
+    int b = blockIdx.y;
+    const u16 *grad = (const u16 *)s.sites[b].grad;
+    bool active = s.orders[b].active;
+    u32 first = blockIdx.x * s.chunk;
+    u32 end = min(first + s.chunk, s.elements);
+    for (u32 e = first + threadIdx.x; e < end; e += blockDim.x) {
+        out[(u64)b * s.elements + e] = active ? grad[place(s, e)] : (u16)0;
+    }
+}
+
+// The statistic of an axis takes in the square P of such a gradient, with its gain; of both the lower triangle counts.
+extern "C" __global__ void __launch_bounds__(THREADS) foam_add_square(Stack s, int axis, const float *squares) {
+    int b = blockIdx.y;
+    Order o = s.orders[b];
+    if (!o.active || o.gain_root == 0.0) return;
+    float gain = (float)(o.gain_root * o.gain_root);
+    u64 n = s.dims[axis], numbers = n * n;
+    float *statistic = (float *)s.statistics[axis] + b * numbers;
+    const float *square = squares + b * numbers;
+    for (u64 k = (u64)blockIdx.x * blockDim.x + threadIdx.x; k < numbers; k += (u64)gridDim.x * blockDim.x) {
+        if (k % n >= k / n) statistic[k] += gain * square[k];
+    }
+}
+
 // The rare pass that brings the stored statistics back to scale.
 template <typename S> __device__ inline void rescale(const Stack &s) {
     double decay = s.orders[blockIdx.x].decay;
@@ -358,6 +385,11 @@ template <typename W> __device__ inline void update(const Stack &s, const Rules 
         W x = direction[(u64)b * s.elements + e];
         finish<W>(s, r, site, b, e, place(s, e), length == (W)0 ? (W)0 : length * x);
     }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    foam_unfold_bf16(const u16 *from, u16 *to, u32 elements, u32 outer, u32 dim, u32 inner) {
+    unfold<u16>(from, to, elements, outer, dim, inner);
 }
 
 #define STEP_KERNELS(suffix, T, largest)                                                                       \
