@@ -33,12 +33,12 @@ mod support;
 mod tier;
 
 mod cost;
-mod example;
 mod faults;
 mod graph;
 mod parity;
 mod probe;
 mod products;
+mod programs;
 mod qr;
 mod ranks;
 mod sharing;

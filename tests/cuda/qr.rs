@@ -5,6 +5,7 @@ use crate::simulated::{clear_faults, fail, simulated, simulated_with};
 use crate::support::model::{Model, Place, Spec};
 use crate::support::random::Random;
 use crate::support::tensor::{Dtype, Tensor};
+use crate::tier::{self, Need};
 use foam::abi::*;
 
 const AXES: [Place; 2] = [(0, 0, 0), (0, 0, 1)];
@@ -103,7 +104,8 @@ fn qr_steps_need_no_eigendecomposition_and_agree_with_the_cpu() {
 fn the_bound_holds_whatever_the_drift_and_what_steps_leave_is_decomposed() {
     simulated_with(&["eager"], &[], || {
         let (mut checks, mut short, mut refreshes, mut closest) = (0, 0, 0, 0.0f64);
-        for seed in 0..60 {
+        let seeds = if tier::runs(Need::Long) { 60 } else { 20 };
+        for seed in 0..seeds {
             let mut random = Random::new(seed ^ 0x51);
             let shape = (2 + random.below(9), 2 + random.below(9));
             let root = 1 + random.below(6);
@@ -151,7 +153,7 @@ fn the_bound_holds_whatever_the_drift_and_what_steps_leave_is_decomposed() {
         println!(
             "| {checks} checks, {refreshes} refreshes by QR steps, {short} fell short, gap/bound <= {closest:.3} |"
         );
-        assert!(checks > 800 && refreshes > 300 && short > 0 && closest > 0.5);
+        assert!(checks > 13 * seeds && refreshes > 5 * seeds && short > 0 && closest > 0.5);
     });
 }
 

@@ -5,6 +5,7 @@ use crate::simulated::{count, fail, simulated, simulated_with};
 use crate::support::model::{Failure, Model, Spec, StepWith};
 use crate::support::random::Random;
 use crate::support::tensor::{Dtype, Tensor};
+use crate::tier::{self, Need};
 use foam::abi::*;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -94,6 +95,9 @@ fn a_solver_without_memory_is_an_error_that_names_the_bytes() {
 
 #[test]
 fn a_stack_that_is_worked_on_in_slices_takes_the_steps_of_the_cpu() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated_with(&["eager"], &[], || {
         // More blocks than one launch takes; a large model is cut in the same way.
         let run = |device: &str| {

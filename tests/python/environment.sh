@@ -13,6 +13,8 @@
 #   mpi          target/mpi-env          MPICH
 #   cuda         target/cuda-env         NVIDIA's compilers, libraries and headers, without their dependencies
 #
+# Modules are not compiled ahead: most are never imported, and those that are leave their code in target/python-cache.
+#
 # Made once, then reused: a stamp in it holds the hash of its requirements and of the interpreter's version, and the
 # directory is made anew when either changes. Tests that start at the same time wait for each other on a lock.
 # FOAM_TEST_PYTHON names another interpreter than python3.
@@ -50,7 +52,7 @@ if [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
   echo "making the tests' Python environment '$name' in ${directory#"$root"/} (Python $version, $size)" >&2
   rm -rf "$directory"
   "$interpreter" -m venv "$directory"
-  "$directory/bin/python" -m pip install --quiet --disable-pip-version-check "${options[@]}" \
+  "$directory/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile "${options[@]}" \
     "${requirements[@]/#/--requirement=}" >&2
   echo "$wanted" >"$stamp"
 fi

@@ -1,12 +1,19 @@
-"""The trainers and writers themselves, not stand-ins: Lightning with mixed precision and clipping, TensorBoard."""
+"""The trainers and writers themselves, not stand-ins: Lightning with mixed precision and clipping, TensorBoard, Weights
+& Biases without its server.
+"""
+
+import json
+import struct
 
 import lightning.pytorch as lightning
 import pytest
 import torch
+import wandb
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.tensorboard import SummaryWriter
+from wandb.proto.wandb_internal_pb2 import Record
 
 import foam.watch
 from foam.torch import FOAM
@@ -101,3 +108,41 @@ def test_tensorboard_reads_back_what_its_writer_was_given(tmp_path):
     for name, value in expected.items():
         (event,) = events.Scalars(name)
         assert event.step == 7 and event.value == pytest.approx(value, rel=1e-6)
+
+
+def logged(folder):
+    """What a run of Weights & Biases wrote to its file: a dict for each log."""
+    (path,) = folder.rglob("run-*.wandb")
+    data, place, whole = path.read_bytes(), 7, b""
+    # LevelDB's log format: blocks of 32 kB; a record is one piece (kind 1) or several, the last of kind 4.
+    while place < len(data):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, place)
+        whole += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):
+            record, whole = Record.FromString(whole), b""
+            if record.WhichOneof("record_type") == "history":
+                yield {"/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+
+
+def test_weights_and_biases_writes_what_it_was_given(tmp_path):
+    model = network()
+    optimizer = FOAM(model, **OPTIONS)
+    wandb.init(project="foam", mode="offline", dir=tmp_path, settings=wandb.Settings(silent=True, x_disable_stats=True))
+    expected = []
+    try:
+        for steps, options in ((range(7), {}), (range(7, 9), {"step": 12, "per_factor": True})):
+            train(model, optimizer, steps)
+            foam.watch.wandb(optimizer, **options)
+            expected.append(foam.watch.scalars(optimizer, per_factor="per_factor" in options))
+    finally:
+        wandb.finish()
+    first, second = logged(tmp_path)
+    assert (first["_step"], second["_step"]) == (0, 12)
+    for found, given in zip((first, second), expected):
+        assert {name: value for name, value in found.items() if not name.startswith("_")} == given
+    with pytest.raises(foam.InvalidArgumentError, match=r"no run .* is active"):
+        foam.watch.wandb(optimizer)

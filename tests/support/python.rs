@@ -32,12 +32,17 @@ impl Environment {
         last_line(Command::new(root().join("tests/python/environment.sh")).arg(name)).into()
     }
 
+    /// Begins to make it where it is missing, and does not wait.
+    pub fn prepare(self) {
+        std::thread::spawn(move || self.python());
+    }
+
     /// A command that runs its interpreter with the package of this checkout and the library that cargo built.
     pub fn command(self) -> Command {
         let mut command = Command::new(self.python());
         command.env("FOAM_LIBRARY", shared_library()).env("PYTHONPATH", root().join("bindings/python"));
-        // No compiled files in the source tree.
-        command.env("PYTHONDONTWRITEBYTECODE", "1").env_remove("LD_LIBRARY_PATH");
+        // Compiled once, by the first import, and not into the source tree.
+        command.env("PYTHONPYCACHEPREFIX", root().join("target/python-cache")).env_remove("LD_LIBRARY_PATH");
         command
     }
 

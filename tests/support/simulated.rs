@@ -3,20 +3,25 @@
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use super::cudasim;
+use super::python::Environment;
+use super::tier::{self, Need};
 use std::ffi::{CString, c_void};
 use std::process::Command;
+use std::sync::Once;
 
-/// Runs this very test again in a process that finds the simulator, with queued work run at once and then in random
-/// order; inside that process runs `body`. The first of several runs uses handles and addresses again, as a driver does,
-/// so that a stale identity shows; the last does not, so that every use after free is told.
+/// Runs this very test again in a process that finds the simulator, with queued work run in random order, and where
+/// everything is run first at once; inside that process runs `body`. The first run uses handles and addresses again, as a
+/// driver does, so that a stale identity shows; a last one does not, so that every use after free is told.
 pub fn simulated(body: impl Fn()) {
-    simulated_with(&["eager", "deferred"], &[], body);
+    let modes: &[&str] = if tier::runs(Need::Long) { &["eager", "deferred"] } else { &["deferred"] };
+    simulated_with(modes, &[], body);
 }
 
 pub fn simulated_with(modes: &[&str], knobs: &[(&str, &str)], body: impl Fn()) {
     if std::env::var_os("FOAM_SIMULATED").is_some() {
         return body();
     }
+    prepare();
     let name = std::thread::current().name().expect("a test has a name").to_string();
     for (number, mode) in modes.iter().enumerate() {
         let mut command = Command::new(std::env::current_exe().expect("a test knows its program"));
@@ -33,6 +38,14 @@ pub fn simulated_with(modes: &[&str], knobs: &[(&str, &str)], body: impl Fn()) {
         // What the test printed, without what its harness did.
         let own = text.lines().filter(|line| line.starts_with('|'));
         own.for_each(|line| println!("{line}"));
+    }
+}
+
+/// Python's environment is made while the first tests run, if all of them do: those that need it come later.
+fn prepare() {
+    static ONCE: Once = Once::new();
+    if std::env::args().len() == 1 {
+        ONCE.call_once(|| Environment::Shared.prepare());
     }
 }
 

@@ -118,7 +118,7 @@ def foam(
     shards: Optional[int] = None,
     **options: Any,
 ) -> optax.GradientTransformation:
-    """FOAM for JAX: an ``optax.GradientTransformation`` with the paper's defaults.
+    """FOAM for JAX: an ``optax.GradientTransformation`` with the preset ``default``, unless another is named.
 
     With the default Adam grafting, AdamW's learning rate carries over.
 
