@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-enum { BLOCKS = 3, ROWS = 6, COLS = 4, ELEMENTS = BLOCKS * ROWS * COLS, MOST_BUFFERS = 16, LARGEST = BLOCKS * 36 };
+enum { BLOCKS = 3, ROWS = 6, COLS = 4, ELEMENTS = BLOCKS * ROWS * COLS, MOST_BUFFERS = 16, LARGEST = BLOCKS * 40 };
 
 typedef struct stack {
     foam_error error;

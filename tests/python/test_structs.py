@@ -90,7 +90,7 @@ def test_blocks_ports_and_fields_are_readable_through_the_table():
     fields = (_structs.RecordField * 64)()
     library.call("foam_record_fields", fields, ctypes.sizeof(fields[0]), 64, ctypes.byref(count))
     words = {field.name.decode(): field.word for field in fields[: count.value]}
-    assert words["epsilon"] == 0 and words["last_branch"] == 24 and len(words) == 36
+    assert words["epsilon"] == 0 and words["last_branch"] == 24 and len(words) == 38
     sizes = (ctypes.c_int64 * 2)(6, 4)
     param = _structs.Param()
     library.call("foam_param_init", ctypes.byref(param), ctypes.sizeof(param))
