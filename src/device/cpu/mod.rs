@@ -4,6 +4,7 @@
 mod accumulate;
 mod apply;
 mod certificate;
+mod cholesky;
 mod evd;
 pub mod gap;
 mod inverse;
