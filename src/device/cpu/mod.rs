@@ -5,6 +5,7 @@ mod accumulate;
 mod apply;
 mod background;
 mod certificate;
+mod cholesky;
 mod evd;
 pub mod gap;
 mod inverse;
