@@ -14,7 +14,9 @@
  * torch::save and torch::load keep the state bit for bit, and the options except `num_threads` and `device`.
  * Parameters that are given with their names have named state, and errors name them.
  *
- * Groups step one after the other: if one fails (with `foam::Error`), those before it have taken their step.
+ * All groups step or none: what one refuses (with `foam::Error`) all refuse, and a gradient that is not finite skips the
+ * step of all, if the options of its group say so. On a GPU they wait for the device no more often than one group; those
+ * on several devices are validated first.
  *
  * CUDA tensors are handed to the library on torch's current stream. Newer versions of torch tell it without the CUDA
  * headers; for older ones define FOAM_TORCH_CUDA, have the CUDA headers in the include path and link c10_cuda.
@@ -37,8 +39,10 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #endif
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <unordered_map>
@@ -179,7 +183,7 @@ class FOAM : public ::torch::optim::Optimizer {
         for (const auto &item : params) names_[item.value().unsafeGetTensorImpl()] = item.key();
     }
 
-    /** One step of every group; first calls `closure`, if there is one, and returns its loss. */
+    /** One step of every group, or of none; first calls `closure`, if there is one, and returns its loss. */
     at::Tensor step(LossClosure closure = nullptr) override {
         at::Tensor loss;
         if (closure) {
@@ -187,12 +191,11 @@ class FOAM : public ::torch::optim::Optimizer {
             loss = closure();
         }
         at::NoGradGuard without_gradients;
-        skipped_ = false;
-        for (size_t group = 0; group < param_groups_.size(); group++) step_group(group);
+        skipped_ = step_groups();
         return loss;
     }
 
-    /** Whether a group skipped the last step because a gradient was not finite (option `nonfinite`). */
+    /** Whether the last step was skipped because a gradient was not finite (option `nonfinite`). */
     bool skipped() const noexcept { return skipped_; }
 
     /** The handle of a group: its statistics, factors and files. */
@@ -316,36 +319,80 @@ class FOAM : public ::torch::optim::Optimizer {
         return handle;
     }
 
-    void step_group(size_t group) {
-        const std::vector<at::Tensor> &tensors = param_groups_[group].params();
-        if (tensors.empty()) return;
-        foam::Optimizer &optimizer = ready(group).optimizer;
+    /** A group's part of a step: views of its tensors, and what they need to live. */
+    struct Work {
+        size_t group;
+        c10::Device device;
         std::vector<foam_tensor> params, grads;
         std::vector<at::Tensor> held;
+        StepOptions options;
+    };
+
+    /** The part of a group that has a gradient, with its handle made. */
+    std::optional<Work> prepare(size_t group) {
+        const std::vector<at::Tensor> &tensors = param_groups_[group].params();
+        if (tensors.empty()) return std::nullopt;
+        ready(group);
+        Work work{group, tensors.front().device(), {}, {}, {}, {}};
         for (size_t index = 0; index < tensors.size(); index++) {
             const std::string what = "parameter '" + name_of(group, index) + "'";
             const auto number = static_cast<int64_t>(index);
-            params.push_back(detail::view(tensors[index], what, number));
+            work.params.push_back(detail::view(tensors[index], what, number));
             const at::Tensor &grad = tensors[index].grad();
             if (!grad.defined()) {
-                grads.push_back(Tensor().raw());
+                work.grads.push_back(Tensor().raw());
                 continue;
             }
             // A gradient is only read, so that a contiguous copy serves as well.
-            held.push_back(grad.layout() == at::kStrided ? grad.contiguous() : grad);
-            grads.push_back(detail::view(held.back(), "gradient of " + what, number));
+            work.held.push_back(grad.layout() == at::kStrided ? grad.contiguous() : grad);
+            work.grads.push_back(detail::view(work.held.back(), "gradient of " + what, number));
         }
-        StepOptions step;
-        step.lr = options(group).lr();
-        step.stream = detail::current_stream(tensors.front());
-        if (optimizer.step(params.data(), grads.data(), params.size(), step).skipped) {
-            skipped_ = true;
-            return;
+        if (work.held.empty()) return std::nullopt;
+        work.options.lr = options(group).lr();
+        work.options.stream = detail::current_stream(tensors.front());
+        return work;
+    }
+
+    /** One step of the parts on one device; true if it was skipped. */
+    bool step_together(const std::vector<Work> &works, const c10::Device &device, bool validate_only) {
+        std::vector<foam::Optimizer::Share> shares;
+        for (const Work &work : works) {
+            if (work.device != device) continue;
+            shares.push_back({&handles_[work.group].optimizer, work.params.data(), work.grads.data(),
+                              work.params.size(), work.options});
+            shares.back().options.validate_only = validate_only;
+        }
+        if (shares.size() > 1) return foam::Optimizer::step_together(shares).skipped;
+        const foam::Optimizer::Share &one = shares.front();
+        return one.optimizer->step(one.params, one.grads, one.count, one.options).skipped;
+    }
+
+    /** One step of all groups that have gradients; true if it was skipped. */
+    bool step_groups() {
+        std::vector<Work> works;
+        std::vector<c10::Device> devices;
+        for (size_t group = 0; group < param_groups_.size(); group++) {
+            std::optional<Work> work = prepare(group);
+            if (!work) continue;
+            if (std::find(devices.begin(), devices.end(), work->device) == devices.end()) {
+                devices.push_back(work->device);
+            }
+            works.push_back(std::move(*work));
+        }
+        // Between devices nothing is decided together: all but the first, or one that tells late, are asked before.
+        for (size_t i = 0; devices.size() > 1 && i < devices.size(); i++) {
+            if ((i > 0 || !devices[i].is_cpu()) && step_together(works, devices[i], true)) return true;
+        }
+        for (const c10::Device &device : devices) {
+            if (step_together(works, device, false)) return true;
         }
         // Autograd must learn that these were written, as by any operation in place.
-        for (const at::Tensor &tensor : tensors) {
-            if (tensor.grad().defined()) tensor.unsafeGetTensorImpl()->bump_version();
+        for (const Work &work : works) {
+            for (const at::Tensor &tensor : param_groups_[work.group].params()) {
+                if (tensor.grad().defined()) tensor.unsafeGetTensorImpl()->bump_version();
+            }
         }
+        return false;
     }
 
     std::vector<Handle> handles_;

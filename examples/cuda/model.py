@@ -29,7 +29,7 @@ built-in set: gpt2-small, gpt2-block, 7b (a decoder of 32 layers with embedding 
              geqrf and orgqr one by one: 4 launches per column, an assumption without a source.
     cholqr   the step that the library takes (src/device/gpu/qr.rs), as it is there: H = Q'AQ 4 n^3, two potrf 2/3 n^3,
              L'L 2 n^3, trsm n^3, Q Z 2 n^3, one Newton-Schulz step 4 n^3, Q'Q 2 n^3, the new H 4 n^3, the certificate
-             (potrf, trsm, product) 10/3 n^3. Each call of potrf and trsm (seven with those of
+             (two potrf, trsm, product) 11/3 n^3. Each call of potrf and trsm (nine with those of
              the check before) works in panels of 32 columns with four launches each, an assumption without a source.
 """
 
@@ -89,7 +89,7 @@ class Device(NamedTuple):
     """What the model knows of a GPU."""
 
     name: str
-    #: 1e12 operations per second of products in f32 and in TF32, without sparsity.
+    #: 1e12 operations per second of products in f32 and in TF32, without sparsity. Those of bf16 are twice those of TF32.
     tflops: float
     tf32: float
     #: 1e12 bytes per second.
@@ -101,9 +101,9 @@ class Device(NamedTuple):
     #: Share of the peak that a product reaches; an assumption.
     efficiency: float = 0.75
 
-    def seconds(self, flops: float, moved: float, tf32: bool = False) -> float:
+    def seconds(self, flops: float, moved: float, tf32: bool = False, bf16: bool = False) -> float:
         """A product or a pass over memory."""
-        peak = (self.tf32 if tf32 else self.tflops) * 1e12 * self.efficiency
+        peak = (2.0 * self.tf32 if bf16 else self.tf32 if tf32 else self.tflops) * 1e12 * self.efficiency
         return max(flops / peak, moved / (0.85e12 * self.bandwidth))
 
     def narrow(self, moved: float, teams: int) -> float:
@@ -382,8 +382,22 @@ def passes(device: Device, side: int, count: int, number: float, *, narrow: bool
     return Work(0.0, moved, device.narrow(moved, count) if narrow else device.seconds(0.0, moved))
 
 
-def plain(device: Device, plan: Structure, tf32: bool = False) -> Work:
-    """Inspect, accumulate, apply."""
+def _square(device: Device, stack: Stack, side: int, tf32: bool, bf16: bool) -> Work:
+    """The product that a statistic takes in."""
+    numbers, squares = stack.count * stack.elements, stack.count * side * side
+    # As Batch::squares_fit of src/device/gpu/layout.rs, for matrices.
+    if bf16 and 2 * stack.elements + 4 * side * side <= 8 * stack.elements:
+        # The square is written and read, the lower triangle of the statistic read and written.
+        flops, moved = 2.0 * numbers * side, float(NUMBER) * (0.5 * numbers + 2.5 * squares)
+        return Work(flops, moved, device.seconds(flops, moved, bf16=True))
+    # A single matrix is added by syrk, with half the flops.
+    flops = 2.0 * numbers * side * (0.5 if stack.count == 1 else 1.0)
+    moved = float(NUMBER * (numbers + 2 * squares))
+    return Work(flops, moved, device.seconds(flops, moved, tf32))
+
+
+def plain(device: Device, plan: Structure, tf32: bool = False, bf16: bool = False) -> Work:
+    """Inspect, accumulate, apply; with gradients in bf16 where these are multiplied as they are."""
     parts = []
     for stack in plan.stacks:
         numbers = stack.count * stack.elements
@@ -392,19 +406,15 @@ def plain(device: Device, plan: Structure, tf32: bool = False) -> Work:
         moved = NUMBER * numbers * (1.0 + 7.0 + (5.0 if stack.preconditioned else 0.0))
         parts.append(Work(0.0, moved, device.seconds(0.0, moved)))
         for side in stack.dims if stack.preconditioned else ():
-            # A single matrix is added by syrk, with half the flops.
-            flops = 2.0 * numbers * side * (0.5 if stack.count == 1 else 1.0)
-            squares = stack.count * side * side
-            for operations, touched in ((flops, numbers + 2 * squares), (2.0 * numbers * side, 2 * numbers + squares)):
-                moved = float(NUMBER * touched)
-                parts.append(Work(operations, moved, device.seconds(operations, moved, tf32)))
+            parts.append(_square(device, stack, side, tf32, bf16))
+            flops, moved = 2.0 * numbers * side, float(NUMBER * (2 * numbers + stack.count * side * side))
+            parts.append(Work(flops, moved, device.seconds(flops, moved, tf32)))
     return _total(parts)
 
 
 def sense(device: Device, group: Group) -> Work:
-    """H = Q'LQ and its drift."""
-    parts = (passes(device, *group, 4), products(device, *group, 2), passes(device, *group, 2, narrow=True))
-    return _total(parts)
+    """H = Q'LQ, and its drift, which reads the lower triangle."""
+    return _total((passes(device, *group, 4.5), products(device, *group, 2)))
 
 
 def redamp(device: Device, group: Group) -> Work:
@@ -413,10 +423,11 @@ def redamp(device: Device, group: Group) -> Work:
 
 
 def judge(device: Device, group: Group) -> Work:
-    """What a refresh does around its decomposition: scale, check of the answer, noise floor."""
-    wide = _total((passes(device, *group, 6), products(device, *group, 2)))
-    narrow = passes(device, *group, 4, narrow=True)
-    return _total((wide, narrow, sense(device, group)))
+    """What a refresh does around its decomposition: its scale reads the lower triangle, a pass reads the statistic and
+    writes two copies, the check of the answer (Q'Q, A Q) reads four matrices, the basis is taken over, and the noise
+    floor is one more product, Q'(A Q), and a reading of its lower triangle.
+    """
+    return _total((passes(device, *group, 0.5 + 3 + 4 + 2 + 0.5), products(device, *group, 3)))
 
 
 def serial(device: Device, group: Group) -> Work:
@@ -460,9 +471,11 @@ def householder(device: Device, group: Group) -> Work:
 
 def cholesky(device: Device, group: Group) -> Work:
     """The same by a batched Cholesky QR, and what comes before it: the check by which the refresh is found to be due."""
-    certificate = 1 / 3 + 1 + 2
+    certificate = 2 / 3 + 1 + 2
     step = 4 + 2 / 3 + 2 + 1 + 2 + 4 + 2 + 4 + certificate
-    return _total((sense(device, group), _qr(device, group, step + certificate, 7 * 4 / 32)))
+    # Of each of the two certificates: the scaled matrix is made, read up to three times, and copied.
+    narrow = passes(device, *group, 2 * 7, narrow=True)
+    return _total((sense(device, group), narrow, _qr(device, group, step + certificate, 9 * 4 / 32)))
 
 
 #: Ways to refresh: the name, the work, solver calls, and whether the answer is judged as that of an eigensolver.
@@ -504,6 +517,10 @@ def rows(device: Device, plan: Structure, counts: Optional[Dict[str, Counts]]) -
     over = lambda verb: _total(verb(device, group) for group in plan.groups)  # noqa: E731
     found = [_row(device, "plain", of("plain"), base)]
     found.append(_row(device, "plain, tf32", of("plain"), plain(device, plan, tf32=True)))
+    # A launch more for each side of a shape, which is not counted here.
+    found.append(_row(device, "plain, gradients in bf16", None, plain(device, plan, bf16=True)))
+    both = plain(device, plan, tf32=True, bf16=True)
+    found.append(_row(device, "plain, gradients in bf16, tf32", None, both))
     once = Counts(1, 0, 0, 0, 0, 0)
     found.append(_row(device, "plain, replayed graph", once if counts else None, base))
     found.append(_row(device, "check, reuse", of("check, reuse"), _total((base, over(sense)))))

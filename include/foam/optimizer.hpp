@@ -109,20 +109,35 @@ class Optimizer {
                             const StepOptions &options = {}) {
         return detail::fill(StepResult(), [&](StepResult &result, foam_error *error) {
             foam_step_args args;
-            foam_status status = FOAM_CALL(step_args_init)(&args, static_cast<uint32_t>(sizeof args), error);
-            if (status != FOAM_OK) return status;
             int32_t skipped = 0;
-            args.count = count;
-            args.params = params;
-            args.grads = grads;
-            args.stream = options.stream;
-            args.skipped = &skipped;
-            if (options.lr) args.lr = *options.lr;
-            args.grad_scale = options.grad_scale;
-            args.after = options.after.data();
-            args.after_count = options.after.size();
-            args.flags = options.validate_only ? FOAM_STEP_VALIDATE : 0;
+            foam_status status = prepare(args, {this, params, grads, count, options}, skipped, error);
+            if (status != FOAM_OK) return status;
             status = FOAM_CALL(step)(handle_.get(), &args, error);
+            result.skipped = skipped != 0;
+            return status;
+        });
+    }
+
+    /** What one of several optimizers does in a step of all of them, with foam.h's structs. */
+    struct Share {
+        Optimizer *optimizer;      /**< Which one. */
+        const foam_tensor *params; /**< Its parameters. */
+        const foam_tensor *grads;  /**< Their gradients. */
+        size_t count;              /**< How many of each. */
+        StepOptions options;       /**< As for a step of its own. */
+    };
+    /** One step of several optimizers on one device, or of none of them (`foam_step_together`). */
+    static Result<StepResult> step_together(const std::vector<Share> &shares) {
+        return detail::fill(StepResult(), [&](StepResult &result, foam_error *error) {
+            std::vector<foam_optimizer *> handles;
+            std::vector<foam_step_args> args(shares.size());
+            int32_t skipped = 0;
+            for (size_t i = 0; i < shares.size(); i++) {
+                handles.push_back(shares[i].optimizer->get());
+                const foam_status status = prepare(args[i], shares[i], skipped, error);
+                if (status != FOAM_OK) return status;
+            }
+            const foam_status status = FOAM_CALL(step_together)(handles.data(), args.data(), args.size(), error);
             result.skipped = skipped != 0;
             return status;
         });
@@ -243,6 +258,23 @@ class Optimizer {
     explicit operator bool() const noexcept { return handle_ != nullptr; }
 
   private:
+    static foam_status prepare(foam_step_args &args, const Share &share, int32_t &skipped, foam_error *error) {
+        const foam_status status = FOAM_CALL(step_args_init)(&args, static_cast<uint32_t>(sizeof args), error);
+        if (status != FOAM_OK) return status;
+        const StepOptions &options = share.options;
+        args.count = share.count;
+        args.params = share.params;
+        args.grads = share.grads;
+        args.stream = options.stream;
+        args.skipped = &skipped;
+        if (options.lr) args.lr = *options.lr;
+        args.grad_scale = options.grad_scale;
+        args.after = options.after.data();
+        args.after_count = options.after.size();
+        args.flags = options.validate_only ? FOAM_STEP_VALIDATE : 0;
+        return FOAM_OK;
+    }
+
     struct Destroy {
         void operator()(foam_optimizer *optimizer) const noexcept { FOAM_CALL(destroy)(optimizer); }
     };

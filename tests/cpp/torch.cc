@@ -159,6 +159,13 @@ static void groups_have_their_own_options() {
     THROWS(optimizer.step(), Status::not_finite, 1, "'tall'");
     apart.params[3].mutable_grad() = torch::full({12, 3}, std::nanf(""));
     THROWS(right.step(), Status::not_finite, 1, "'param_1'");
+    // What one group refuses all refuse: the first has not stepped, and its state is as it was.
+    EXPECT(optimizer.handle(0).stats().steps == 12 && optimizer.handle(1).stats().steps == 12);
+    for (size_t p = 0; p < 4; p++) EXPECT(torch::equal(together.params[p], apart.params[p]));
+    optimizer.options(1).nonfinite(foam::Nonfinite::skip);
+    optimizer.step();
+    EXPECT(optimizer.skipped() && optimizer.handle(0).stats().steps == 12);
+    for (size_t p = 0; p < 4; p++) EXPECT(torch::equal(together.params[p], apart.params[p]));
     // A group that joins later.
     torch::Tensor late = torch::ones({3}, torch::requires_grad());
     late.mutable_grad() = torch::ones({3});
