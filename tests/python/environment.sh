@@ -13,7 +13,8 @@
 #   mpi          target/mpi-env          MPICH
 #   cuda         target/cuda-env         NVIDIA's compilers, libraries and headers, without their dependencies
 #
-# Modules are not compiled ahead: most are never imported, and those that are leave their code in target/python-cache.
+# What pytest runs in is not compiled ahead: most modules are never imported, and those that are leave their code in
+# target/python-cache.
 #
 # Made once, then reused: a stamp in it holds the hash of its requirements and of the interpreter's version, and the
 # directory is made anew when either changes. Tests that start at the same time wait for each other on a lock.
@@ -23,6 +24,7 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 interpreter=${FOAM_TEST_PYTHON:-python3}
 name=${1:-full}
 options=()
+case $name in small | full | jax-*) options=(--no-compile) ;; esac
 case $name in
   small) directory=python-env-small requirements=(python/requirements.txt) size='0.9 GB' ;;
   full) directory=python-env requirements=(python/requirements.txt python/torch.txt) size='7 GB, some minutes' ;;
@@ -52,7 +54,7 @@ if [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
   echo "making the tests' Python environment '$name' in ${directory#"$root"/} (Python $version, $size)" >&2
   rm -rf "$directory"
   "$interpreter" -m venv "$directory"
-  "$directory/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile "${options[@]}" \
+  "$directory/bin/python" -m pip install --quiet --disable-pip-version-check "${options[@]}" \
     "${requirements[@]/#/--requirement=}" >&2
   echo "$wanted" >"$stamp"
 fi

@@ -42,7 +42,8 @@ impl Environment {
         let mut command = Command::new(self.python());
         command.env("FOAM_LIBRARY", shared_library()).env("PYTHONPATH", root().join("bindings/python"));
         // Compiled once, by the first import, and not into the source tree.
-        command.env("PYTHONPYCACHEPREFIX", root().join("target/python-cache")).env_remove("LD_LIBRARY_PATH");
+        command.env("PYTHONPYCACHEPREFIX", root().join("target/python-cache"));
+        command.env_remove("PYTHONDONTWRITEBYTECODE").env_remove("LD_LIBRARY_PATH");
         command
     }
 
