@@ -4,7 +4,6 @@
 mod accumulate;
 mod apply;
 mod certificate;
-mod cholesky;
 mod evd;
 pub mod gap;
 mod inverse;
