@@ -5,7 +5,6 @@ mod accumulate;
 mod apply;
 mod background;
 mod certificate;
-mod cholesky;
 mod evd;
 pub mod gap;
 mod inverse;

@@ -1,7 +1,6 @@
 //! The scratch of one factor at a check step: a few matrices and the workspace of an eigendecomposition, made once.
 
 use super::certificate;
-use super::cholesky;
 use super::product::{Span2, mirror, multiply, multiply_lower};
 use super::real::Real;
 use super::{Precision, Shared};
@@ -59,7 +58,7 @@ impl ScratchShape {
         let (single, double) = (largest(Precision::F32), largest(Precision::F64));
         let bytes = |n: usize, size: usize| aligned((n * (n + PADDING) * size) as u128) as usize;
         let mut need = evd::scratch::<f32>(single).or(evd::scratch::<f64>(double));
-        need = need.or(cholesky::scratch::<f32>(single)).or(cholesky::scratch::<f64>(double));
+        need = need.or(certificate::scratch::<f32>(single)).or(certificate::scratch::<f64>(double));
         need = need.or(qr::scratch::<f32>(single)).or(qr::scratch::<f64>(double));
         ScratchShape {
             side: single.max(double),
