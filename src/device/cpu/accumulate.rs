@@ -1,7 +1,7 @@
 //! The verbs `inspect` and `accumulate`: is the gradient finite, and statistic += gain·G Gᵀ.
 
 use super::product::{Span2, multiply, multiply_lower};
-use super::real::{Real, SPAN, sum_of_squares, vectorized};
+use super::real::{Real, SPAN, in_place, sum_of_squares, vectorized};
 use super::walks::{Chunk, Tile};
 use super::{Cpu, Places, Precision, Shared, by_precision};
 use crate::device::{INFO_IDLE, INFO_NOT_FINITE};
@@ -63,10 +63,8 @@ fn inspect_chunk<W: Real, S: Real>(shared: &Shared, rules: &Rules, chunk: &Chunk
                 // Inlined, so that it is compiled for the vectors that `vectorized` chose.
                 #[inline(always)]
                 |run| {
-                    let g = &mut values[..run.len];
                     // SAFETY: the run lies within the block, by the plan.
-                    unsafe { gradient.load(run.tensor, g) };
-                    total += sum_of_squares(g);
+                    total += sum_of_squares(unsafe { gradient.read(run.tensor, run.len, &mut values) });
                 },
             );
             total
@@ -92,6 +90,25 @@ impl Gradient {
             scale: rules.grad_scale,
             decay: if rules.decoupled != 0 { 0.0 } else { site.decay },
         }
+    }
+
+    /// `len` elements of the gradient; if they are not in the caller's memory as they are used, in `values`.
+    ///
+    /// # Safety
+    /// `offset + len` elements exist in the block's parameter and gradient, and nobody writes them meanwhile.
+    #[inline(always)]
+    pub unsafe fn read<'a, T: Real>(&self, offset: usize, len: usize, values: &'a mut [T; SPAN]) -> &'a [T] {
+        if let Some(data) = in_place(self.own, offset)
+            && self.scale == 1.0
+            && self.decay == 0.0
+        {
+            // SAFETY: the caller's contract.
+            return unsafe { std::slice::from_raw_parts(data, len) };
+        }
+        let values = &mut values[..len];
+        // SAFETY: the caller's contract.
+        unsafe { self.load(offset, values) };
+        values
     }
 
     /// # Safety

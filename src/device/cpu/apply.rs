@@ -8,7 +8,7 @@
 
 use super::accumulate::{Gradient, measure};
 use super::product::{Span2, multiply};
-use super::real::{Real, SPAN, vectorized, wide_sum_of_squares};
+use super::real::{Real, SPAN, in_place, vectorized, wide_sum_of_quotients, wide_sum_of_squares};
 use super::walks::{Chunk, Run, Tile};
 use super::{BlockStep, Cpu, Direction, Places, Precision, Shared, by_precision};
 use crate::device::{INFO_IDLE, INFO_LEFT_OUT, INFO_NOT_FINITE};
@@ -158,55 +158,68 @@ impl<'a, W: Real> Pass<'a, W> {
         }
     }
 
-    /// m and v of the run are updated; `filtered` becomes m̂, `source` what the grafted length is
-    /// taken of, `scale` the grafted method's denominators (1 where it has none).
+    /// m and v of the run take its gradient `g`; `filtered` becomes m̂, `scale` the grafted method's denominators (they
+    /// stay as they are where it has none).
     #[inline(always)]
-    fn filter(&self, run: Run, filtered: &mut [W], source: &mut [W], scale: &mut [W]) {
+    fn filter(&self, run: Run, g: &[W], filtered: &mut [W], scale: &mut [W]) {
         let rules = self.rules;
-        // SAFETY: the run lies within the block.
-        unsafe { self.gradient.load(run.tensor, filtered) };
-        let normalize = W::of(self.step.normalize);
-        source.iter_mut().zip(&*filtered).for_each(|(s, g)| *s = *g * normalize);
         if let Some(moment) = self.moment {
             // SAFETY: the run lies within the buffer and belongs to this chunk alone.
             let v = unsafe { std::slice::from_raw_parts_mut(moment.add(run.state), run.len) };
             let (keep, take) = (W::of(rules.moment_keep), W::of(rules.moment_take));
+            let normalize = W::of(self.step.normalize);
             let correction = W::of(1.0 / self.step.moment_divisor);
             let epsilon = W::of(self.step.moment_epsilon);
-            for ((v, g), d) in v.iter_mut().zip(&*source).zip(scale.iter_mut()) {
-                *v = keep * *v + take * (*g * *g);
+            for ((v, g), d) in v.iter_mut().zip(g).zip(scale.iter_mut()) {
+                let g = *g * normalize;
+                *v = keep * *v + take * (g * g);
                 *d = (*v * correction).root() + epsilon;
                 // Where no gradient was ever felt there is no step, not 0/0.
                 *d = if *d > W::default() { *d } else { W::of(W::LARGEST) };
             }
         }
-        if let Some(filter) = self.filter {
-            // SAFETY: as above.
-            let m = unsafe { std::slice::from_raw_parts_mut(filter.add(run.state), run.len) };
-            let (keep, take) = (W::of(rules.beta1), W::of(1.0 - rules.beta1));
-            let correction = W::of(1.0 / self.step.filter_divisor);
-            let ahead = rules.nadam != 0;
-            for (m, x) in m.iter_mut().zip(filtered.iter_mut()) {
-                let g = *x;
-                *m = keep * *m + take * g;
-                let looked = if ahead { keep * *m + take * g } else { *m };
-                *x = looked * correction;
-            }
-        }
-        if rules.normalized == 0 {
-            source.copy_from_slice(filtered);
+        let Some(filter) = self.filter else {
+            filtered.copy_from_slice(g);
+            return;
+        };
+        // SAFETY: as above.
+        let m = unsafe { std::slice::from_raw_parts_mut(filter.add(run.state), run.len) };
+        let (keep, take) = (W::of(rules.beta1), W::of(1.0 - rules.beta1));
+        let correction = W::of(1.0 / self.step.filter_divisor);
+        let ahead = rules.nadam != 0;
+        for ((m, g), x) in m.iter_mut().zip(g).zip(filtered.iter_mut()) {
+            *m = keep * *m + take * *g;
+            let looked = if ahead { keep * *m + take * *g } else { *m };
+            *x = looked * correction;
         }
     }
 
     /// Decay, momentum and the parameter (or the update), for a run whose direction is in `u`.
     #[inline(always)]
     pub fn finish(&self, run: Run, u: &mut [W]) {
+        if self.update.is_some() && self.decay == 0.0 {
+            // The parameter is not looked at.
+            return self.finish_on(run, u, &mut []);
+        }
+        if let Some(param) = in_place::<W>(self.param, run.tensor) {
+            // SAFETY: the run lies within the parameter and belongs to this chunk alone.
+            return self.finish_on(run, u, unsafe { std::slice::from_raw_parts_mut(param, run.len) });
+        }
         let mut values = [W::default(); SPAN];
         let w = &mut values[..run.len];
-        if self.update.is_none() || self.decay != 0.0 {
-            // SAFETY: the run lies within the parameter.
-            unsafe { W::load(self.param, run.tensor, 1.0, w) };
+        // SAFETY: the run lies within the parameter and belongs to this chunk alone.
+        unsafe {
+            W::load(self.param, run.tensor, 1.0, w);
+            self.finish_on(run, u, w);
+            if self.update.is_none() {
+                W::store(self.param, run.tensor, w);
+            }
         }
+    }
+
+    /// As [`Pass::finish`], with the parameter's numbers in `w`.
+    #[inline(always)]
+    fn finish_on(&self, run: Run, u: &mut [W], w: &mut [W]) {
         if self.decay != 0.0 {
             let decay = W::of(self.decay);
             u.iter_mut().zip(&*w).for_each(|(u, w)| *u += decay * *w);
@@ -229,8 +242,6 @@ impl<'a, W: Real> Pass<'a, W> {
             return unsafe { W::store(update, run.tensor, u) };
         }
         w.iter_mut().zip(&*u).for_each(|(w, u)| *w += scale * *u);
-        // SAFETY: the run lies within the parameter and belongs to this chunk alone.
-        unsafe { W::store(self.param, run.tensor, w) };
     }
 }
 
@@ -242,32 +253,39 @@ fn filter_chunk<W: Real, S: Real>(shared: &Shared, rules: &Rules, step: &BlockSt
         #[inline(always)]
         || {
             let mut total = 0.0;
-            let mut buffers = [[W::default(); SPAN], [W::default(); SPAN], [W::of(1.0); SPAN]];
+            let (mut loaded, mut values) = ([W::default(); SPAN], [W::default(); SPAN]);
+            let mut scale = [W::of(1.0); SPAN];
             shared.walks.blocks[chunk.block].walk(
                 chunk.rows.clone(),
                 // Inlined, so that it is compiled for the vectors that `vectorized` chose.
                 #[inline(always)]
                 |run| {
-                    let [filtered, source, scale] = &mut buffers;
-                    let (filtered, source, scale) =
-                        (&mut filtered[..run.len], &mut source[..run.len], &mut scale[..run.len]);
-                    pass.filter(run, filtered, source, scale);
+                    // SAFETY: the run lies within the block.
+                    let g = unsafe { pass.gradient.read(run.tensor, run.len, &mut loaded) };
+                    let (values, scale) = (&mut values[..run.len], &mut scale[..run.len]);
                     match step.direction {
                         Direction::Preconditioned => {
                             // SAFETY: the run lies within the block's workspace and belongs to this chunk.
                             let work =
                                 unsafe { std::slice::from_raw_parts_mut(pass.work.add(run.work), run.len) };
-                            work.copy_from_slice(filtered);
-                            source.iter_mut().zip(&*scale).for_each(|(s, d)| *s /= *d);
-                            total += wide_sum_of_squares(source);
+                            pass.filter(run, g, work, scale);
+                            total += if rules.normalized == 0 {
+                                wide_sum_of_quotients(work, scale)
+                            } else {
+                                let normalize = W::of(step.normalize);
+                                values.iter_mut().zip(g).for_each(|(x, g)| *x = *g * normalize);
+                                wide_sum_of_quotients(values, scale)
+                            };
                         }
                         Direction::Grafted => {
-                            filtered.iter_mut().zip(&*scale).for_each(|(x, d)| *x /= *d);
-                            pass.finish(run, filtered);
+                            pass.filter(run, g, values, scale);
+                            values.iter_mut().zip(&*scale).for_each(|(x, d)| *x /= *d);
+                            pass.finish(run, values);
                         }
                         Direction::Zero | Direction::Rotated | Direction::None => {
-                            filtered.fill(W::default());
-                            pass.finish(run, filtered);
+                            pass.filter(run, g, values, scale);
+                            values.fill(W::default());
+                            pass.finish(run, values);
                         }
                     }
                 },

@@ -26,6 +26,8 @@ pub trait Real:
     + Sync
     + 'static
 {
+    /// The element type of a tensor that holds such numbers.
+    const DTYPE: DType;
     /// Its largest finite value.
     const LARGEST: f64;
     /// The distance from 1 to the next number.
@@ -53,8 +55,9 @@ pub trait Real:
 }
 
 macro_rules! implement {
-    ($type:ty, $tolerance:expr, $to_slice:ident, $from_slice:ident) => {
+    ($type:ty, $dtype:expr, $tolerance:expr, $to_slice:ident, $from_slice:ident) => {
         impl Real for $type {
+            const DTYPE: DType = $dtype;
             const LARGEST: f64 = <$type>::MAX as f64;
             const STEP: f64 = <$type>::EPSILON as f64;
             const BASIS_TOLERANCE: f64 = $tolerance;
@@ -150,8 +153,32 @@ macro_rules! implement {
     };
 }
 
-implement!(f32, 1e-4, convert_to_f32_slice, convert_from_f32_slice);
-implement!(f64, 1e-9, convert_to_f64_slice, convert_from_f64_slice);
+implement!(f32, DType::F32, 1e-4, convert_to_f32_slice, convert_from_f32_slice);
+implement!(f64, DType::F64, 1e-9, convert_to_f64_slice, convert_from_f64_slice);
+
+/// The elements of a caller's tensor from `offset` on, where they can be used as they lie.
+#[inline(always)]
+pub fn in_place<T: Real>(tensor: TensorRef, offset: usize) -> Option<*mut T> {
+    let data = tensor.data.cast::<T>();
+    (tensor.dtype == T::DTYPE && data.is_aligned()).then(|| data.wrapping_add(offset))
+}
+
+/// Σ (x/d)², as [`wide_sum_of_squares`] of the quotients.
+#[inline(always)]
+pub fn wide_sum_of_quotients<W: Real>(values: &[W], divisors: &[W]) -> f64 {
+    let mut lanes = [0.0; 8];
+    let add = |(lane, (x, d)): (&mut f64, (&W, &W))| {
+        let quotient = (*x / *d).wide();
+        *lane += quotient * quotient;
+    };
+    let (values, last) = values.as_chunks::<8>();
+    let (divisors, last_divisors) = divisors.as_chunks::<8>();
+    for (values, divisors) in values.iter().zip(divisors) {
+        lanes.iter_mut().zip(values.iter().zip(divisors)).for_each(add);
+    }
+    lanes.iter_mut().zip(last.iter().zip(last_divisors)).for_each(add);
+    lanes.iter().sum()
+}
 
 /// Σ x² in double precision, for values whose squares may overflow single precision.
 #[inline(always)]
