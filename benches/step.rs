@@ -343,8 +343,7 @@ fn measure_delay(n: usize) {
         ..Config::reference()
     };
     let mut bare = Bare::new(&work);
-    // Wall time: waiting for the thread in the background counts.
-    let mut runs = [0, PERIOD].map(|delay| Run { threads: 2, ..Run::new(&work, 1, config(delay)) });
+    let mut runs = [0, PERIOD].map(|delay| Run::new(&work, 1, config(delay)));
     let mut times = [Vec::new(), Vec::new()];
     for step in 0..20 * PERIOD {
         for (run, times) in runs.iter_mut().zip(&mut times) {

@@ -22,7 +22,7 @@ struct Run {
 impl Run {
     fn new(options: &str, (rows, cols): (i64, i64)) -> Run {
         let spec = Spec::new("w", &[rows, cols]);
-        let model = Model::new("reference", &format!("{OPTIONS} {options}"), &[spec.clone()]);
+        let model = Model::new("reference", &format!("{OPTIONS} {options}"), std::slice::from_ref(&spec));
         let params = [spec.tensor(&Random::new(5).normals(spec.elements()))];
         Run { spec, model, params, t: 0 }
     }
@@ -146,7 +146,8 @@ fn a_refresh_that_fails_in_the_background_takes_the_ladder_and_is_counted_when_i
             let options = format!("policy=stale refresh_delay=3 inject_fault={fault} inject_fault_step=2");
             let mut run = Run::new(&options, (8, 6));
             run.spec.dtype = dtype;
-            run.model = Model::new("reference", &format!("{OPTIONS} {options}"), &[run.spec.clone()]);
+            run.model =
+                Model::new("reference", &format!("{OPTIONS} {options}"), std::slice::from_ref(&run.spec));
             run.params = [run.spec.tensor(&run.params[0].values())];
             let mut first = Vec::new();
             for t in 1..=11 {

@@ -211,7 +211,7 @@ impl Background {
         let mut scratch = Scratch::new(self.shape).ok()?;
         scratch.place(self.scratch.as_ptr());
         let told = boxed(Start { desk: desk.clone(), scratch }, what).ok()?;
-        let thread = Thread::start(told, 0, serve)?;
+        let thread = Thread::start(told, 0, |told| serve(*told))?;
         Some(Running { shared: desk, thread, process: std::process::id() })
     }
 }
@@ -233,8 +233,8 @@ impl Drop for Background {
 }
 
 /// What the thread does.
-fn serve(told: Box<Start>) {
-    let Start { desk, mut scratch } = *told;
+fn serve(told: Start) {
+    let Start { desk, mut scratch } = told;
     // A thread inherits the environment of the one that starts it, which need not be inside a call.
     crate::abi::float_env::keep_standard();
     let mut queue = desk.queue();
