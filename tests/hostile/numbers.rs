@@ -28,6 +28,9 @@ fn values(kind: &str, step: usize, elements: usize, cols: usize, random: &mut Ra
     }
 }
 
+/// How far a run in single precision may be from one in double precision.
+const SPARE: f64 = 0.05;
+
 pub fn case(seed: u64, tally: &mut Tally) {
     let mut random = Random::new(seed);
     let mut narrow = Life::new(&mut random);
@@ -67,9 +70,18 @@ pub fn case(seed: u64, tally: &mut Tally) {
         assert!(tensor.values().iter().all(|x| x.is_finite()), "{kind}, {}: not finite", narrow.options);
     }
     if kind == "plain" && narrow.options.contains("policy=stale") {
+        // Where rounding alone moves an inverse root by more than what is allowed here, its noise floor says so.
+        let floor = single.factors().iter().map(|factor| factor.noise_floor).fold(0.0, f64::max);
+        if floor > SPARE {
+            return count(tally, "noise floor too high", 1);
+        }
         for (single, double) in own.iter().zip(&beside) {
             for (x, y) in single.values().iter().zip(double.values()) {
-                assert!((x - y).abs() < 0.05 * (1.0 + y.abs()), "f32 {x} beside f64 {y}; {}", narrow.options);
+                assert!(
+                    (x - y).abs() < SPARE * (1.0 + y.abs()),
+                    "f32 {x} beside f64 {y}; {}",
+                    narrow.options
+                );
             }
         }
         count(tally, "f32 beside f64", 1);
