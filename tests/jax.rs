@@ -12,8 +12,7 @@ macro_rules! files {
 
         $(#[test]
         fn $claim() {
-            // The example trains for a minute.
-            if $file != "test_examples.py" || tier::runs(Need::Long) {
+            if !LONG.contains(&$file) || tier::runs(Need::Long) {
                 Environment::Shared.passes("tests/jax", &[$file]);
             }
         })+
@@ -33,6 +32,9 @@ files! {
     statistics_can_be_read_out_of_a_state: "test_stats.py";
     examples_run: "test_examples.py";
 }
+
+/// An example that trains for a minute, and traces that other languages have shown to be met.
+const LONG: &[&str] = &["test_examples.py", "test_golden.py"];
 
 /// What the older releases are held to: all that depends on JAX itself.
 const CORE: &[&str] = &["test_handlers.py", "test_step.py", "test_in_place.py", "test_sharding.py"];

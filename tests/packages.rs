@@ -206,5 +206,8 @@ fn the_recipe_for_conda_builds_what_it_lists() {
 
 #[test]
 fn pip_installs_from_the_checkout_and_from_the_source_archive() {
-    on_the_prefix("source_install");
+    // It makes environments and archives of its own.
+    if tier::runs(Need::Long) {
+        on_the_prefix("source_install");
+    }
 }

@@ -5,6 +5,7 @@ use crate::comm::Fault;
 use crate::rank::{Hold, OPTIONS, P, Rank, cut, grads, p, ranks, until_refused, values};
 use crate::simulated::{clear_faults, count, fail, simulated, simulated_with};
 use crate::support::matrix::difference;
+use crate::tier::{self, Need};
 use foam::abi::*;
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
@@ -40,6 +41,9 @@ fn ranks_on_a_device_give_the_bits_of_one_process() {
 /// about 1 by 0.07.
 #[test]
 fn ranks_on_a_device_agree_with_one_process_whatever_routine_decomposes() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated(|| runs_agree(false));
 }
 
@@ -152,6 +156,9 @@ fn a_bad_gradient_on_a_device_stops_all_ranks() {
 /// A collective that fails or returns short, on one of two ranks: both get an error, at the latest in the next step.
 #[test]
 fn every_collective_on_a_device_may_fail() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated_with(&["deferred"], &[("CUDASIM_QUIET", "1")], || {
         let params = vec![p("w", &[20, 18]), p("bias", &[5])];
         for (hold, count) in [(Hold::Replicated, 8), (Hold::Mixed, 14)] {
@@ -168,6 +175,9 @@ fn every_collective_on_a_device_may_fail() {
 /// both ranks have an error that says what became of the parameters, at the latest in the next step.
 #[test]
 fn a_cuda_call_that_fails_is_heard_of_by_all_ranks() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated_with(&["eager"], &[("CUDASIM_QUIET", "1")], || {
         let params = vec![p("w", &[20, 18]), p("bias", &[5])];
         let (mut refused, mut lost, mut absorbed) = (0, 0, 0);

@@ -10,6 +10,7 @@ use crate::support::model::{Model, Spec, StepWith, checked};
 use crate::support::random::Random;
 use crate::support::stack::{Room, Shape, layout, words};
 use crate::support::tensor::{Dtype, Tensor};
+use crate::tier::{self, Need};
 use foam::abi::*;
 
 const OPTIONS: &str =
@@ -287,6 +288,9 @@ fn every_policy_and_option_agrees() {
 
 #[test]
 fn the_handlers_do_what_a_handle_does_with_soap() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     let plain = "weight_decay=0 refresh_schedule=fixed check_period=3";
     simulated(|| {
         race_of("soap", plain, &[6, 5], 4, 12);

@@ -3,6 +3,7 @@
 
 use crate::cost::{Trainer, equal, step_all};
 use crate::simulated::{clear_faults, count, fail, simulated, simulated_with};
+use crate::tier::{self, Need};
 use cudarc::driver::sys::{self, CUresult, CUstream};
 use foam::abi::*;
 use std::ptr::null_mut;
@@ -136,6 +137,9 @@ fn what_cannot_be_stepped_together_is_refused() {
 
 #[test]
 fn a_fault_in_one_changes_nothing_or_loses_all() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated_with(&["eager"], &[("CUDASIM_QUIET", "1")], || {
         let launches = |step: u64| {
             let groups = groups("");

@@ -125,7 +125,11 @@ SCHEDULES = [
 ]
 
 
-@pytest.mark.parametrize("options", SCHEDULES, ids=str)
+# The others take long to compile.
+FIRST = [s if place < 2 else pytest.param(s, marks=pytest.mark.long) for place, s in enumerate(SCHEDULES)]
+
+
+@pytest.mark.parametrize("options", FIRST, ids=str)
 def test_a_check_behind_a_condition_is_the_same_check(options, monkeypatch):
     """On a device whose clocks the host cannot see, XLA decides whether a check is due."""
     options, params = {**LIVELY, "weight_decay": 0.0, **options}, model()
@@ -219,6 +223,7 @@ def test_eager_jit_and_scan_are_equal_bit_for_bit():
     assert int(bare[0].count) == 1 and jax.tree.structure(bare_updates) == jax.tree.structure(updates)
 
 
+@pytest.mark.long
 def test_vmap_equals_a_loop():
     optimizer = foam(LR, **LIVELY)
     many = [model(seed) for seed in range(3)]

@@ -19,6 +19,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(ROOT / "bindings" / "python"))
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "long: run only with FOAM_TEST_ALL=1 (tests/support/python.rs)")
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     return ROOT

@@ -208,6 +208,7 @@ def test_the_plots_show_what_was_recorded(recorded):
         assert 0 < factor.rate[-1] < 100
 
 
+@pytest.mark.long
 def test_several_runs_of_the_train_example_give_a_plot_each(command, tmp_path):
     rows = [
         "policy,step,param,block,axis,dim,epsilon,proxy,relative_change,alpha,gap_bound,noise_floor,eigenvalue_min,eigenvalue_max,evd_calls,branch"
@@ -227,6 +228,7 @@ def test_several_runs_of_the_train_example_give_a_plot_each(command, tmp_path):
     assert done.stdout.split() == [str(tmp_path / "one.png"), str(tmp_path / "one.svg")]
 
 
+@pytest.mark.long
 def test_a_plot_of_many_factors_names_the_one_that_misbehaves(command, tmp_path):
     rows = ["step,param,block,axis,dim,tau,epsilon,proxy,gap_bound,checks,evd_calls,fallback_stale"]
     for step in (10, 20, 30):

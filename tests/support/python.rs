@@ -48,11 +48,14 @@ impl Environment {
     }
 
     /// Runs files of tests that lie in `folder`; prints their summary past the test harness, and everything if one
-    /// fails or is left out.
+    /// fails or is skipped. Those marked `long` are left to the tier that runs everything.
     pub fn passes(self, folder: &str, files: &[&str]) {
         let mut command = self.command();
         command.args(["-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider"]).current_dir(root());
         command.args(files.iter().map(|file| root().join(folder).join(file)));
+        if !tier::runs(tier::Need::Long) {
+            command.args(["-m", "not long"]);
+        }
         let out = runs(&mut command);
         let summary = out.lines().last().unwrap_or_default();
         assert!(summary.contains(" passed") && !summary.contains("skipped"), "{out}");
