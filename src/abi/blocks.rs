@@ -55,9 +55,9 @@ pub struct foam_block_info {
     pub strides: [i64; FOAM_BLOCK_MAX_NDIM],
     /// The rank that works on the block and holds its state; 0 without a `foam_comm`.
     pub owner: i64,
-    /// Multiplications per step on average, which the owners are chosen by: `step_cost`, 128 * `elements` for what
-    /// is done beside the products, and (`check_cost` + `refresh_cost` / 4) / `check_period`, with the policy stale
-    /// all of `refresh_cost`.
+    /// Multiplications per step on average: `step_cost`, 128 * `elements` for what is done beside the products, and
+    /// (`check_cost` + `refresh_cost` / 4) / `check_period`, with the policy stale all of `refresh_cost`. The owners
+    /// are chosen by the work of plain steps (the first two) and of steps that check, each for itself.
     pub cost: u64,
 }
 
@@ -139,8 +139,10 @@ pub unsafe extern "C" fn foam_plan_blocks(
     }
 }
 
-/// Lists the blocks as `foam_plan_blocks` does, with the owners that they have among `ranks` ranks: the longest work
-/// goes first, to the rank that has the least so far, with a bound on the bytes. Every rank finds the same owners.
+/// Lists the blocks as `foam_plan_blocks` does, with the owners that they have among `ranks` ranks. All ranks wait for
+/// the one with the most work, in plain steps and in those with a check: the blocks, the longest plain work first, go
+/// each to the rank that makes the time from one check to the next the least, with a bound on the bytes. Every rank
+/// finds the same owners.
 ///
 /// # Safety
 /// As `foam_plan_blocks`.
