@@ -33,13 +33,13 @@ pub(super) struct Background {
 
 /// The thread, and the process that it belongs to.
 struct Running {
-    shared: Counted<Desk>,
+    shared: Counted<SharedQueue>,
     thread: Thread,
     process: u32,
 }
 
 /// What the thread and the handle share.
-struct Desk {
+struct SharedQueue {
     queue: Mutex<Queue>,
     wake: Condvar,
     done: Condvar,
@@ -77,11 +77,11 @@ enum Stage {
 
 /// What the thread is told.
 struct Start {
-    desk: Counted<Desk>,
+    shared: Counted<SharedQueue>,
     scratch: Scratch,
 }
 
-impl Desk {
+impl SharedQueue {
     /// The queue. Nothing panics while it is held, so a poisoned lock is as good as any.
     fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
@@ -206,13 +206,13 @@ impl Background {
             waiting: reserved(factors, what).ok()?,
             quit: false,
         };
-        let desk = Desk { queue: Mutex::new(queue), wake: Condvar::new(), done: Condvar::new() };
-        let desk = Counted::new(desk, what).ok()?;
+        let shared = SharedQueue { queue: Mutex::new(queue), wake: Condvar::new(), done: Condvar::new() };
+        let shared = Counted::new(shared, what).ok()?;
         let mut scratch = Scratch::new(self.shape).ok()?;
         scratch.place(self.scratch.as_ptr());
-        let told = boxed(Start { desk: desk.clone(), scratch }, what).ok()?;
+        let told = boxed(Start { shared: shared.clone(), scratch }, what).ok()?;
         let thread = Thread::start(told, 0, |told| serve(*told))?;
-        Some(Running { shared: desk, thread, process: std::process::id() })
+        Some(Running { shared, thread, process: std::process::id() })
     }
 }
 
@@ -234,13 +234,13 @@ impl Drop for Background {
 
 /// What the thread does.
 fn serve(told: Start) {
-    let Start { desk, mut scratch } = told;
+    let Start { shared, mut scratch } = told;
     // A thread inherits the environment of the one that starts it, which need not be inside a call.
     crate::abi::float_env::keep_standard();
-    let mut queue = desk.queue();
+    let mut queue = shared.queue();
     while !queue.quit {
         let Some(factor) = queue.waiting.pop() else {
-            queue = desk.wake.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            queue = shared.wake.wait(queue).unwrap_or_else(PoisonError::into_inner);
             continue;
         };
         let Some(job) = queue.jobs[factor].as_mut() else { continue };
@@ -249,11 +249,11 @@ fn serve(told: Start) {
         drop(queue);
         // Whoever takes the refresh does what fails here again, and fails as he would have.
         let found = catch_unwind(AssertUnwindSafe(|| work(&job, &mut scratch))).ok().flatten();
-        queue = desk.queue();
+        queue = shared.queue();
         if let Some(job) = queue.jobs[factor].as_mut() {
             job.stage = Stage::Done(found);
         }
-        desk.done.notify_all();
+        shared.done.notify_all();
     }
 }
 
