@@ -44,7 +44,7 @@ pub enum Kind {
 }
 
 /// An error: what kind, where, and a sentence for a person.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Error {
     /// The kind, which decides the status code.
@@ -55,6 +55,13 @@ pub struct Error {
     pub native_code: i32,
     /// What was wrong and what was expected.
     pub message: String,
+}
+
+impl Clone for Error {
+    /// The copy says as much as memory allows.
+    fn clone(&self) -> Self {
+        Error { message: format!("{}", self.message), ..*self }
+    }
 }
 
 /// What an error says: as much of it as memory allows.

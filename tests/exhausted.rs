@@ -3,6 +3,8 @@
 //! little beside the state; and what is no checkpoint costs nothing. One test, in a program of its own, because the
 //! allocator is the whole process's.
 
+#[path = "exhausted/ranks.rs"]
+mod ranks;
 #[path = "support/scarce.rs"]
 mod scarce;
 mod support;
@@ -15,7 +17,7 @@ use std::mem::{MaybeUninit, size_of};
 use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use support::model::{Model, Spec, configuration};
+use support::model::{Declared, Model, Spec, configuration};
 use support::random::Random;
 use support::stack::{I32, Room, Shape, Stack};
 use support::tensor::{Dtype, Tensor};
@@ -142,29 +144,6 @@ fn exhaust(
     println!("{name}: {refused} refused allocations, {served} done without, no abort");
 }
 
-/// The parameters of a creation, in C.
-struct Declared {
-    _names: Vec<CString>,
-    params: Vec<foam_param>,
-}
-
-fn declared(specs: &[Spec]) -> Declared {
-    let names: Vec<CString> = specs.iter().map(|spec| CString::new(&*spec.name).unwrap()).collect();
-    let params = specs.iter().zip(&names).map(|(spec, name)| {
-        let mut param = MaybeUninit::<foam_param>::uninit();
-        // SAFETY: the struct has the size that is passed; the call fills it.
-        let mut param = unsafe {
-            foam_param_init(param.as_mut_ptr(), size_of::<foam_param>() as u32, null_mut());
-            param.assume_init()
-        };
-        (param.name, param.dtype) = (name.as_ptr(), spec.dtype.in_c());
-        (param.shape, param.ndim) = (spec.shape.as_ptr(), spec.shape.len() as i32);
-        param
-    });
-    let params = params.collect();
-    Declared { _names: names, params }
-}
-
 fn shapes() -> Vec<Spec> {
     vec![
         Spec::new("matrix", &[130, 70]).of(Dtype::F32),
@@ -178,7 +157,7 @@ const POLICIES: [&str; 5] = ["foam", "stale", "diagonal_residual", "foam_certifi
 
 fn creation() {
     let specs = shapes();
-    let declared = declared(&specs);
+    let declared = Declared::new(&specs);
     for policy in POLICIES {
         let config = configuration("reference", &format!("{OPTIONS} policy={policy} num_threads=3")).unwrap();
         let create = || {
@@ -421,6 +400,10 @@ fn looks_inside() {
         exhaust("blocks", false, &call, &unchanged);
         let call = || foam_record_fields(fields, size_of::<foam_record_field>(), 100, count, null_mut());
         exhaust("record fields", false, &call, &unchanged);
+        let call = || foam_diagnosis(raw, text, 5000, count, null_mut());
+        exhaust("diagnosis", false, &call, &unchanged);
+        let call = || foam_diagnose(&config, items, size, factors, null_mut(), text, 5000, count, null_mut());
+        exhaust("diagnose", false, &call, &unchanged);
         for what in [FOAM_FACTOR_STATISTIC, FOAM_FACTOR_BASIS, FOAM_FACTOR_SPECTRUM, FOAM_FACTOR_INVERSE_ROOT]
         {
             let call = || foam_factor_read(raw, 0, 0, 0, what, values, 130 * 130, count, null_mut());
@@ -518,7 +501,7 @@ fn sizes_are_refused_first() {
         let options = format!("policy=foam num_threads=1 merge_dims=false max_factor_dim={limit}");
         let config = configuration("reference", &options).unwrap();
         let specs = [Spec::new("w", shape).of(Dtype::F32)];
-        let declared = declared(&specs);
+        let declared = Declared::new(&specs);
         let mut handle = null_mut();
         let handle = &raw mut handle;
         LARGEST.store(1 << 38, SeqCst);
@@ -579,6 +562,7 @@ fn every_function_survives_the_end_of_memory() {
     steps();
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("exhausted-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
+    ranks::every_refused_allocation_is_reported(&folder);
     every_refused_allocation_is_reported(&folder);
     little_memory_is_needed_beside_the_state(&folder);
     nonsense_costs_nothing(&folder);

@@ -10,6 +10,7 @@ use crate::checkpoint::states::{self, Span};
 use crate::checkpoint::{file, text};
 use crate::engine::Optimizer;
 use crate::error::{Error, Kind, Result};
+use crate::memory::listed;
 use libc::{c_char, c_void};
 use std::path::Path;
 
@@ -239,7 +240,6 @@ pub unsafe extern "C" fn foam_write_states(
     unsafe {
         enter(optimizer, Need::Settled, error, |inner| {
             let (spans, places) = read_parts(&mut inner.optimizer, parts, count)?;
-            let places: Vec<*const u8> = places.into_iter().map(<*mut u8>::cast_const).collect();
             states::write(&mut inner.optimizer, &spans, &places, steps, skipped_steps)
         })
     }
@@ -264,10 +264,12 @@ unsafe fn read_parts(
             Some(index) => {
                 Err(Error::invalid(format!("parts[{index}].data is NULL; expected its memory")).at(index))
             }
-            None => Ok(parts
-                .iter()
-                .map(|part| (Span { offset: part.offset, bytes: part.bytes }, part.data.cast::<u8>()))
-                .unzip()),
+            None => {
+                let spans = parts.iter().map(|part| Span { offset: part.offset, bytes: part.bytes });
+                let places = parts.iter().map(|part| part.data.cast::<u8>());
+                let what = "the list of the state's parts";
+                listed(spans, what).and_then(|spans| Ok((spans, listed(places, what)?)))
+            }
         }
     };
     optimizer.together(read, "the call")

@@ -103,7 +103,7 @@ pub(super) fn read_comm(raw: &foam_comm) -> Result<Comm> {
     let (Some(all_to_all), Some(all_gather)) = callbacks else {
         return Err(Error::invalid("comm.all_to_allv and comm.all_gatherv: expected both"));
     };
-    let mut comm = Comm::new(rank as usize, size as usize, user, all_to_all, all_gather);
+    let mut comm = Comm::new(rank as usize, size as usize, user, all_to_all, all_gather)?;
     comm.in_place = flags & FOAM_COMM_IN_PLACE != 0;
     Ok(comm)
 }

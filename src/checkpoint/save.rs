@@ -8,6 +8,7 @@ use super::{Text, bad, no_memory, reserved};
 use crate::comm::{Comm, Mail, agree};
 use crate::engine::Optimizer;
 use crate::error::{Error, Kind, Result};
+use crate::memory::{filled, push};
 use crate::preconditioner::{Counters, Gauges};
 use std::fmt::{self, Write};
 
@@ -19,6 +20,8 @@ pub const CHECKSUMS: &str = "crc32";
 const CHUNK: usize = 1 << 20;
 /// Bytes that ranks bring together at once.
 const ROUND: usize = 16 << 20;
+/// What the lists of a round are called where there is no memory for them.
+const ROUNDS: &str = "the exchange of a checkpoint";
 
 /// A checkpoint that is ready to be written.
 pub struct Writer {
@@ -126,21 +129,21 @@ impl Writer {
             while let Some((tensor, at)) = items.next_if(|(next, _)| bytes == 0 || bytes + next.item <= ROUND)
             {
                 bytes += tensor.item;
-                round.push((tensor, at, owner_of(optimizer, &layout, tensor, at)));
+                push(&mut round, (tensor, at, owner_of(optimizer, &layout, tensor, at)), ROUNDS)?;
             }
-            let mut sizes = vec![0; size];
+            let mut sizes = filled(0, size, ROUNDS)?;
             round.iter().for_each(|(tensor, _, owner)| sizes[*owner] += tensor.item);
             mail.begin(sizes[rank] + 8 * size)?;
             for (tensor, at, _) in round.iter().filter(|(.., owner)| *owner == rank) {
-                fill(optimizer, &layout, tensor, *at, mail.space(tensor.item))?;
+                fill(optimizer, &layout, tensor, *at, mail.space(tensor.item)?)?;
             }
             if to_all {
                 comm.gather(mail, sizes.iter().copied())?;
             } else {
-                (0..size).for_each(|_| mail.close(comm));
+                (0..size).try_for_each(|_| mail.close(comm))?;
                 comm.exchange(mail, sizes.iter().map(|bytes| if rank == 0 { *bytes } else { 0 }))?;
             }
-            let mut cursors = vec![0; size];
+            let mut cursors = filled(0, size, ROUNDS)?;
             for (tensor, at, owner) in round.iter().filter(|_| receives) {
                 let piece = &mail.from(*owner)[cursors[*owner]..][..tensor.item];
                 cursors[*owner] += tensor.item;

@@ -9,8 +9,12 @@ use super::{bad, reserved};
 use crate::comm::Mail;
 use crate::engine::{Clock, Optimizer};
 use crate::error::{Error, Result};
+use crate::memory::{copied, filled, listed, push, tried};
 use crate::preconditioner::FactorRecord;
 use bytemuck::{Pod, Zeroable};
+
+/// What these lists are called where there is no memory for them.
+const PARTS: &str = "the list of the state's parts";
 
 /// A part of a parameter's bytes.
 #[repr(C)]
@@ -45,9 +49,9 @@ impl Item {
 }
 
 fn items(optimizer: &Optimizer, layout: &Layout) -> Result<(Vec<Item>, Vec<u64>)> {
-    let mut ends = vec![0u64; optimizer.whole().params.len()];
+    let mut ends = filled(0u64, optimizer.whole().params.len(), PARTS)?;
     let count = layout.tensors.iter().map(|tensor| tensor.items.len()).sum();
-    let mut items = reserved(count, "the list of the state's parts")?;
+    let mut items = reserved(count, PARTS)?;
     for (number, tensor) in layout.tensors.iter().enumerate() {
         for at in tensor.items.clone() {
             let offset = ends[tensor.param];
@@ -82,22 +86,21 @@ fn check_spans(optimizer: &Optimizer, spans: &[Span], sizes: &[u64]) -> Result<(
 
 /// The spans of all ranks, by rank.
 fn share(optimizer: &mut Optimizer, mine: &[Span]) -> Result<Vec<Vec<Span>>> {
-    let Some(mut ranks) = optimizer.lend_ranks() else { return Ok(vec![mine.to_vec()]) };
+    let Some(mut ranks) = optimizer.lend_ranks() else { return tried([copied(mine, PARTS)], PARTS) };
     let (comm, mail) = ranks.post();
     let (bytes, size) = (std::mem::size_of_val(mine), comm.size);
     let gathered = mail.begin(bytes + 8).and_then(|()| {
-        mail.put(bytemuck::cast_slice(mine));
+        mail.put(bytemuck::cast_slice(mine))?;
         comm.gather(mail, (0..size).map(|_| bytes))
     });
-    let spans = gathered.map(|()| by_rank(mail, size));
+    let spans = gathered.and_then(|()| by_rank(mail, size));
     optimizer.give_ranks_back(ranks);
     spans
 }
 
-fn by_rank(mail: &Mail, size: usize) -> Vec<Vec<Span>> {
-    (0..size)
-        .map(|rank| mail.from(rank).chunks_exact(16).map(bytemuck::pod_read_unaligned).collect())
-        .collect()
+fn by_rank(mail: &Mail, size: usize) -> Result<Vec<Vec<Span>>> {
+    let spans = |rank| listed(mail.from(rank).chunks_exact(16).map(bytemuck::pod_read_unaligned), PARTS);
+    tried((0..size).map(spans), PARTS)
 }
 
 /// Copies the spans of every parameter's state to where `into` says. All ranks call it together.
@@ -136,17 +139,17 @@ pub unsafe fn read(optimizer: &mut Optimizer, spans: &[Span], into: &[*mut u8]) 
                     buffer.clear();
                     buffer.resize(item.bytes as usize, 0);
                     fill(optimizer, &layout, &layout.tensors[item.tensor], item.at, &mut buffer)?;
-                    mail.put(&buffer[within..within + len]);
+                    mail.put(&buffer[within..within + len])?;
                 }
             }
-            mail.close(comm);
+            mail.close(comm)?;
         }
-        let mut expected = vec![0; comm.size];
+        let mut expected = filled(0, comm.size, PARTS)?;
         for item in items.iter().filter(|item| item.owner != rank) {
             expected[item.owner] += item.common(&spans[item.param]).map_or(0, |(_, len)| len);
         }
         comm.exchange(mail, expected.into_iter())?;
-        let mut cursors = vec![0; comm.size];
+        let mut cursors = filled(0, comm.size, PARTS)?;
         for item in items.iter().filter(|item| item.owner != rank) {
             if let Some((within, len)) = item.common(&spans[item.param]) {
                 let cursor = &mut cursors[item.owner];
@@ -163,7 +166,7 @@ pub unsafe fn read(optimizer: &mut Optimizer, spans: &[Span], into: &[*mut u8]) 
 
 /// Who gives the bytes of an item to its owner, in order: rank, first byte within the item, bytes. The owner itself
 /// where it can, else the first rank that has them. None if nobody has some of them.
-fn sources(item: &Item, spans: &[Vec<Span>]) -> Option<Vec<(usize, usize, usize)>> {
+fn sources(item: &Item, spans: &[Vec<Span>]) -> Result<Option<Vec<(usize, usize, usize)>>> {
     let mut found = Vec::new();
     let mut at = item.offset;
     let end = item.offset + item.bytes;
@@ -172,13 +175,15 @@ fn sources(item: &Item, spans: &[Vec<Span>]) -> Option<Vec<(usize, usize, usize)
             let span = spans[*rank][item.param];
             span.offset <= at && at < span.offset + span.bytes
         };
-        let rank = Some(item.owner).filter(&has).or_else(|| (0..spans.len()).find(&has))?;
+        let Some(rank) = Some(item.owner).filter(&has).or_else(|| (0..spans.len()).find(&has)) else {
+            return Ok(None);
+        };
         let span = spans[rank][item.param];
         let until = end.min(span.offset + span.bytes);
-        found.push((rank, (at - item.offset) as usize, (until - at) as usize));
+        push(&mut found, (rank, (at - item.offset) as usize, (until - at) as usize), PARTS)?;
         at = until;
     }
-    Some(found)
+    Ok(Some(found))
 }
 
 /// Takes over the states whose bytes the ranks have in parts. All ranks call it together; on an error nothing has
@@ -189,7 +194,7 @@ fn sources(item: &Item, spans: &[Vec<Span>]) -> Option<Vec<(usize, usize, usize)
 pub unsafe fn write(
     optimizer: &mut Optimizer,
     spans: &[Span],
-    from: &[*const u8],
+    from: &[*mut u8],
     steps: u64,
     skipped_steps: u64,
 ) -> Result<()> {
@@ -199,9 +204,9 @@ pub unsafe fn write(
     optimizer.together(checked, "the state")?;
     let held = share(optimizer, spans)?;
     // The same on every rank, so that all refuse it.
-    let mut paths = reserved(items.len(), "the list of the state's parts")?;
+    let mut paths = reserved(items.len(), PARTS)?;
     for item in &items {
-        paths.push(sources(item, &held).ok_or_else(|| {
+        paths.push(sources(item, &held)?.ok_or_else(|| {
             let name = &optimizer.whole().params[item.param].spec.name;
             bad!("some of the {} bytes of the state of parameter '{name}' are on no rank", sizes[item.param])
                 .at(item.param)
@@ -225,12 +230,12 @@ pub unsafe fn write(
                     items.iter().zip(&paths).filter(|(item, _)| item.owner == to && to != rank)
                 {
                     for (_, within, len) in path.iter().filter(|(source, ..)| *source == rank) {
-                        mail.put(here(item, *within, *len));
+                        mail.put(here(item, *within, *len))?;
                     }
                 }
-                mail.close(comm);
+                mail.close(comm)?;
             }
-            let mut expected = vec![0; comm.size];
+            let mut expected = filled(0, comm.size, PARTS)?;
             for (_, path) in items.iter().zip(&paths).filter(|(item, _)| item.owner == rank) {
                 for (source, _, len) in path.iter().filter(|(source, ..)| *source != rank) {
                     expected[*source] += len;
@@ -243,7 +248,7 @@ pub unsafe fn write(
         moved?;
     }
     let size = held.len();
-    let mut cursors = vec![0; size];
+    let mut cursors = filled(0, size, PARTS)?;
     for (item, path) in items.iter().zip(&paths).filter(|(item, _)| item.owner == rank) {
         for (source, within, len) in path {
             if *source == rank {
@@ -278,7 +283,7 @@ fn share_clocks(optimizer: &mut Optimizer, clocks: &mut [Clock]) -> Result<()> {
     let (comm, mail) = ranks.post();
     let (bytes, size) = (std::mem::size_of_val(clocks), comm.size);
     let shared = mail.begin(bytes + 8).and_then(|()| {
-        mail.put(bytemuck::cast_slice(clocks));
+        mail.put(bytemuck::cast_slice(clocks))?;
         comm.gather(mail, (0..size).map(|_| bytes))
     });
     for (index, clock) in clocks.iter_mut().enumerate().filter(|_| shared.is_ok()) {
@@ -299,9 +304,9 @@ fn take(
     own: &[u8],
 ) -> Result<(Vec<Clock>, Vec<FactorRecord>)> {
     let plan = optimizer.whole();
-    let mut clocks = vec![Clock::START; plan.params.len()];
-    let mut records: Vec<FactorRecord> =
-        plan.factors.iter().map(|factor| FactorRecord::new(factor.damping.at(0.0))).collect();
+    let mut clocks = filled(Clock::START, plan.params.len(), PARTS)?;
+    let fresh = plan.factors.iter().map(|factor| FactorRecord::new(factor.damping.at(0.0)));
+    let mut records = listed(fresh, PARTS)?;
     let mut at = 0;
     for item in items.iter().filter(|item| item.owner == rank) {
         let bytes = &own[at..at + item.bytes as usize];

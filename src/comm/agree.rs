@@ -1,11 +1,13 @@
 //! Agreement at creation: all ranks must have the same options and parameters. They compare hashes; only if these
 //! differ do the descriptions travel, so that the error can name what differs, the same on every rank.
 
-use super::{Comm, Mail};
+use super::{Comm, Mail, WHAT};
 use crate::config::{Config, OPTIONS};
 use crate::engine::plan::{ParamSpec, Shard};
 use crate::error::{Error, Result};
+use crate::memory::{Text, listed, tried, whole_text};
 use bytemuck::{Pod, Zeroable};
+use std::fmt::{self, Write};
 
 /// What ranks may have differently: where they work, and what a fault is injected into.
 const OWN: [&str; 4] = ["device", "num_threads", "inject_fault", "inject_fault_step"];
@@ -35,40 +37,65 @@ struct Held {
     length: u64,
 }
 
-/// A hash that is the same on every machine (FNV-1a).
-pub fn hash(text: &str) -> u64 {
-    text.bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+/// A hash that is the same on every machine (FNV-1a), of what is written to it.
+struct Hash(u64);
+
+impl fmt::Write for Hash {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let add = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        self.0 = text.bytes().fold(self.0, add);
+        Ok(())
+    }
+}
+
+fn hashed(write: impl FnOnce(&mut Hash) -> fmt::Result) -> u64 {
+    let mut hash = Hash(0xcbf2_9ce4_8422_2325);
+    // Nothing that is written here can fail.
+    let _ = write(&mut hash);
+    hash.0
+}
+
+/// The hash of the options that all ranks must share.
+pub fn options_hash(config: &Config) -> u64 {
+    hashed(|hash| write_options(config, hash))
 }
 
 /// The options that all ranks must share, one per line.
-pub fn options_text(config: &Config) -> String {
-    let mut text = String::new();
+fn write_options(config: &Config, out: &mut dyn Write) -> fmt::Result {
     for option in OPTIONS.iter().filter(|option| !OWN.contains(&option.key)) {
-        text += option.key;
-        text += " = ";
-        let _ = option.print(config, &mut text);
-        text += "\n";
+        write!(out, "{} = ", option.key)?;
+        option.print(config, out)?;
+        out.write_str("\n")?;
     }
-    text
+    Ok(())
 }
 
-fn describe(config: &Config, specs: &[ParamSpec]) -> String {
-    let mut text = format!("libfoam {}\n", env!("CARGO_PKG_VERSION"));
-    text += &options_text(config);
+fn describe(config: &Config, specs: &[ParamSpec]) -> Result<String> {
+    let mut text = Text::default();
+    let written = write_description(config, specs, &mut text);
+    written.map_err(|_| Error::out_of_memory("the description for the ranks", text.0.len() as u128))?;
+    Ok(text.0)
+}
+
+fn write_description(config: &Config, specs: &[ParamSpec], out: &mut dyn Write) -> fmt::Result {
+    writeln!(out, "libfoam {}", env!("CARGO_PKG_VERSION"))?;
+    write_options(config, out)?;
     for (index, spec) in specs.iter().enumerate() {
-        text += &format!(
-            "parameter {index} = '{}' {} {:?}, lr_scale {}, weight_decay_scale {}, root {}, grafting_only {}\n",
-            spec.name.replace('\n', " "),
+        write!(out, "parameter {index} = '")?;
+        // One line per parameter, whatever its name.
+        spec.name.chars().try_for_each(|c| out.write_char(if c == '\n' { ' ' } else { c }))?;
+        writeln!(
+            out,
+            "' {} {:?}, lr_scale {}, weight_decay_scale {}, root {}, grafting_only {}",
             spec.dtype.name(),
             spec.shape,
             spec.lr_scale,
             spec.weight_decay_scale,
             spec.root,
             spec.grafting_only
-        );
+        )?;
     }
-    text
+    Ok(())
 }
 
 /// Compares options and parameters over all ranks, and tells which part of every parameter each rank holds: by
@@ -79,23 +106,28 @@ pub fn agree(
     specs: &[ParamSpec],
     refused: Option<&Error>,
 ) -> Result<Vec<Vec<Option<Shard>>>> {
-    let text = refused.map_or_else(|| describe(config, specs), |error| error.message.clone());
+    // Without memory for the description this rank tells the others so.
+    let described = refused.map_or_else(|| describe(config, specs), |error| Err(error.clone()));
+    let (text, refused) = match &described {
+        Ok(text) => (text, None),
+        Err(error) => (&error.message, Some(error)),
+    };
     let mut mail = Mail::default();
     let greeting = Greeting {
         protocol: PROTOCOL,
         rank: comm.rank as u64,
         size: comm.size as u64,
-        hash: hash(&text),
+        hash: hashed(|hash| hash.write_str(text)),
         bytes: text.len() as u64,
         params: specs.len() as u64,
         failed: refused.is_some().into(),
     };
     mail.begin(size_of::<Greeting>() + 8)?;
-    mail.put(bytemuck::bytes_of(&greeting));
+    mail.put(bytemuck::bytes_of(&greeting))?;
     let size = comm.size;
     comm.gather(&mut mail, (0..size).map(|_| size_of::<Greeting>()))?;
     let greetings: Vec<Greeting> =
-        (0..size).map(|rank| bytemuck::pod_read_unaligned(mail.from(rank))).collect();
+        listed((0..size).map(|rank| bytemuck::pod_read_unaligned(mail.from(rank))), WHAT)?;
     for (place, said) in greetings.iter().enumerate() {
         let differs = |what: &str, found: u64, expected: u64| {
             Err(Error::invalid(format!(
@@ -119,10 +151,10 @@ pub fn agree(
     let failed = greetings.iter().position(|said| said.failed != 0);
     if failed.is_some() || greetings.iter().any(|said| said.hash != greetings[0].hash) {
         mail.begin(text.len() + 8)?;
-        mail.put(text.as_bytes());
+        mail.put(text.as_bytes())?;
         comm.gather(&mut mail, greetings.iter().map(|said| said.bytes as usize))?;
-        let texts: Vec<String> =
-            (0..size).map(|rank| String::from_utf8_lossy(mail.from(rank)).into_owned()).collect();
+        let said = |rank| whole_text(format_args!("{}", String::from_utf8_lossy(mail.from(rank))), WHAT);
+        let texts: Vec<String> = tried((0..size).map(said), WHAT)?;
         if let Some(rank) = failed {
             return Err(refused.filter(|_| comm.rank == rank).cloned().unwrap_or_else(|| {
                 Error::invalid(format!("rank {rank} refused the creation: {}", texts[rank]))
@@ -143,11 +175,9 @@ fn difference(texts: &[String]) -> String {
         match (mine.next(), its.next()) {
             (Some(a), Some(b)) if a == b => {}
             (a, b) => {
-                let say = |line: Option<&str>| line.unwrap_or("nothing more").to_string();
+                let (a, b) = (a.unwrap_or("nothing more"), b.unwrap_or("nothing more"));
                 return format!(
-                    "the ranks differ: rank 0 has {}; rank {other} has {}; expected the same on every rank",
-                    say(a),
-                    say(b)
+                    "the ranks differ: rank 0 has {a}; rank {other} has {b}; expected the same on every rank"
                 );
             }
         }
@@ -163,7 +193,7 @@ fn share_parts(comm: &mut Comm, specs: &[ParamSpec], mail: &mut Mail) -> Result<
             start: shard.start as u64,
             length: shard.length as u64,
         });
-        mail.put(bytemuck::bytes_of(&held));
+        mail.put(bytemuck::bytes_of(&held))?;
     }
     let size = comm.size;
     comm.gather(mail, (0..size).map(|_| bytes))?;
@@ -176,7 +206,7 @@ fn share_parts(comm: &mut Comm, specs: &[ParamSpec], mail: &mut Mail) -> Result<
             length: held.length as usize,
         })
     };
-    Ok((0..specs.len()).map(|param| (0..size).map(|rank| part(rank, param)).collect()).collect())
+    tried((0..specs.len()).map(|param| listed((0..size).map(|rank| part(rank, param)), WHAT)), WHAT)
 }
 
 /// Tells all ranks whether this one may go on; if one may not, the error says which, and why.
@@ -190,15 +220,16 @@ pub fn all_well<T>(comm: &mut Comm, mail: &mut Mail, outcome: Result<T>, doing: 
         words[0] = words[0].max(1);
     }
     mail.begin(WORDS + 8)?;
-    mail.put(&words);
+    mail.put(&words)?;
     let size = comm.size;
     comm.gather(mail, (0..size).map(|_| WORDS))?;
     let value = outcome?;
     match (0..size).find(|rank| mail.from(*rank)[0] != 0) {
         None => Ok(value),
         Some(rank) => {
-            let said: Vec<u8> = mail.from(rank).iter().copied().take_while(|byte| *byte != 0).collect();
-            let said = String::from_utf8_lossy(&said);
+            let said = mail.from(rank);
+            let end = said.iter().position(|byte| *byte == 0).unwrap_or(said.len());
+            let said = String::from_utf8_lossy(&said[..end]);
             Err(Error::invalid(format!("rank {rank} refused {doing}: {said}")))
         }
     }

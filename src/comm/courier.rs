@@ -170,7 +170,7 @@ impl Courier for Host {
             return Ok(arena.as_ptr() as u64);
         }
         *own = None;
-        let arena = own.insert(Arena::zeroed(bytes, Allocator::System, "the exchange between ranks")?);
+        let arena = own.insert(Arena::zeroed(bytes, Allocator::System, super::WHAT)?);
         Ok(arena.as_ptr() as u64)
     }
 

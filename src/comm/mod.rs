@@ -9,6 +9,7 @@ pub mod agree;
 pub mod courier;
 
 use crate::error::{Error, Kind, Result};
+use crate::memory::{boxed, push};
 use courier::{Courier, Host, Patch, Room, Trouble, Word};
 use libc::c_void;
 
@@ -83,6 +84,9 @@ impl Collective {
     }
 }
 
+/// What the memory of an exchange is called where there is none.
+pub const WHAT: &str = "the exchange between ranks";
+
 /// Bytes of a seal.
 const SEAL: usize = 8;
 
@@ -113,8 +117,10 @@ impl Mail {
     }
 
     /// Adds to the message under way.
-    pub fn put(&mut self, bytes: &[u8]) {
+    pub fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        room(&mut self.send, bytes.len())?;
         self.send.extend_from_slice(bytes);
+        Ok(())
     }
 
     /// Bytes so far.
@@ -124,21 +130,22 @@ impl Mail {
 
     /// The bytes from `at` on are those that lie at `from` on the device when the message goes out.
     pub fn patch(&mut self, patch: Patch) -> Result<()> {
-        crate::memory::push(&mut self.patches, patch, "the exchange between ranks")
+        push(&mut self.patches, patch, WHAT)
     }
 
     /// The last `len` bytes of the message under way, to be filled.
-    pub fn space(&mut self, len: usize) -> &mut [u8] {
+    pub fn space(&mut self, len: usize) -> Result<&mut [u8]> {
         let begin = self.send.len();
+        room(&mut self.send, len)?;
         self.send.resize(begin + len, 0);
-        &mut self.send[begin..]
+        Ok(&mut self.send[begin..])
     }
 
     /// Ends the message to one rank; the messages are in the order of the ranks.
-    pub fn close(&mut self, comm: &Comm) {
+    pub fn close(&mut self, comm: &Comm) -> Result<()> {
         let before: u64 = self.send_bytes.iter().sum();
-        self.send.extend_from_slice(&seal(comm.sequence, comm.rank).to_le_bytes());
-        self.send_bytes.push(self.send.len() as u64 - before);
+        self.put(&seal(comm.sequence, comm.rank).to_le_bytes())?;
+        push(&mut self.send_bytes, self.send.len() as u64 - before, WHAT)
     }
 
     /// The message of `rank`, without its seal.
@@ -153,9 +160,9 @@ impl Mail {
         self.starts.clear();
         let mut end = 0;
         for size in sizes {
-            self.starts.push(end);
+            push(&mut self.starts, end, WHAT)?;
             end += size + SEAL;
-            self.recv_bytes.push((size + SEAL) as u64);
+            push(&mut self.recv_bytes, (size + SEAL) as u64, WHAT)?;
         }
         let more = end.saturating_sub(self.recv.len());
         room(&mut self.recv, more)?;
@@ -170,7 +177,7 @@ impl Mail {
 
 /// Makes room for `more` bytes.
 fn room(list: &mut Vec<u8>, more: usize) -> Result<()> {
-    list.try_reserve(more).map_err(|_| Error::out_of_memory("the exchange between ranks", more as u128))
+    list.try_reserve(more).map_err(|_| Error::out_of_memory(WHAT, more as u128))
 }
 
 /// Messages of gradients and values, in the memory of the device: a word that says whether the sender is well, the
@@ -197,11 +204,15 @@ fn wrapped(bytes: usize) -> usize {
 
 impl Parcel {
     /// Begins anew: `out` says how many bytes go to every rank (of a gather: to all), `back` how many come from each.
-    pub fn begin(&mut self, out: impl Iterator<Item = usize>, back: impl Iterator<Item = usize>) {
+    pub fn begin(
+        &mut self,
+        mut out: impl Iterator<Item = usize>,
+        mut back: impl Iterator<Item = usize>,
+    ) -> Result<()> {
         self.out_bytes.clear();
         self.back_bytes.clear();
-        self.out_bytes.extend(out.map(|bytes| wrapped(bytes) as u64));
-        self.back_bytes.extend(back.map(|bytes| wrapped(bytes) as u64));
+        out.try_for_each(|bytes| push(&mut self.out_bytes, wrapped(bytes) as u64, WHAT))?;
+        back.try_for_each(|bytes| push(&mut self.back_bytes, wrapped(bytes) as u64, WHAT))
     }
 
     /// Where the bytes to `rank` go.
@@ -215,12 +226,13 @@ impl Parcel {
     }
 }
 
-fn place(mut at: u64, sizes: &[u64], list: &mut Vec<(u64, u64)>) {
+fn place(mut at: u64, sizes: &[u64], list: &mut Vec<(u64, u64)>) -> Result<()> {
     list.clear();
     for size in sizes {
-        list.push((at, *size));
+        push(list, (at, *size), WHAT)?;
         at += size;
     }
+    Ok(())
 }
 
 impl Comm {
@@ -231,24 +243,24 @@ impl Comm {
         user: *mut c_void,
         all_to_all: AllToAll,
         all_gather: AllGather,
-    ) -> Comm {
+    ) -> Result<Comm> {
         let traffic = Traffic::default();
-        Comm {
+        Ok(Comm {
             rank,
             size,
             user,
             all_to_all,
             all_gather,
             in_place: false,
-            courier: Box::new(Host::new()),
+            courier: boxed(Host::new(), WHAT)?,
             sequence: 1,
             traffic,
-        }
+        })
     }
 
     /// Gives all ranks what is in the mail; `sizes` says how much comes from each.
     pub fn gather(&mut self, mail: &mut Mail, sizes: impl Iterator<Item = usize>) -> Result<()> {
-        mail.close(self);
+        mail.close(self)?;
         self.deliver(Collective::Gather, mail, sizes)
     }
 
@@ -286,15 +298,14 @@ impl Comm {
     pub fn open(&mut self, collective: Collective, parcel: &mut Parcel) -> Result<()> {
         let total = |sizes: &[u64]| sizes.iter().sum::<u64>() as usize;
         let recv = self.courier.room(Room::Receive, total(&parcel.back_bytes)).map_err(|e| self.failed(e))?;
-        place(recv, &parcel.back_bytes, &mut parcel.back);
+        place(recv, &parcel.back_bytes, &mut parcel.back).map_err(|e| self.failed(e))?;
         parcel.in_place = self.in_place && collective == Collective::Gather;
         let send = if parcel.in_place {
             parcel.back[self.rank].0
         } else {
             self.courier.room(Room::Send, total(&parcel.out_bytes)).map_err(|e| self.failed(e))?
         };
-        place(send, &parcel.out_bytes, &mut parcel.out);
-        Ok(())
+        place(send, &parcel.out_bytes, &mut parcel.out).map_err(|e| self.failed(e))
     }
 
     /// Sends a parcel that has been packed, or could not be, and waits for nothing but the collective. Gives a rank

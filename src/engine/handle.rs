@@ -10,7 +10,7 @@ use crate::comm::{Comm, agree};
 use crate::config::{Config, Device, Grafting, Nonfinite};
 use crate::device::{Binding, Site, Sites};
 use crate::error::{Error, Kind, Result};
-use crate::memory::{Allocator, filled, listed, probe, reserved};
+use crate::memory::{Allocator, Counted, boxed, filled, listed, probe, reserved};
 use crate::preconditioner::{FactorRecord, cadence};
 use crate::tensor::TensorRef;
 use std::time::Instant;
@@ -67,7 +67,7 @@ pub struct Optimizer {
     /// The ranks that share the work; none alone.
     pub(super) ranks: Option<Box<Ranks>>,
     /// Who of them has which block.
-    division: Option<std::sync::Arc<Division>>,
+    division: Option<Counted<Division>>,
 }
 
 impl Optimizer {
@@ -100,7 +100,7 @@ impl Optimizer {
         let (comm, mail) = ranks.post();
         let mut made = agree::all_well(comm, mail, made, "the creation")?;
         made.division = Some(ranks.division().clone());
-        made.ranks = Some(Box::new(ranks));
+        made.ranks = Some(boxed(ranks, crate::comm::WHAT)?);
         Ok(made)
     }
 

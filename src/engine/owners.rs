@@ -1,14 +1,18 @@
 //! Who works on which block: the cost of a block, an owner for each, and the part of a plan that one rank keeps.
 
-use super::plan::{BlockPlan, CLOCK_WORDS, Plan, RECORD_WORDS, Shard, StackPlan, row_major_strides};
+use super::plan::{Array, BlockPlan, CLOCK_WORDS, Plan, RECORD_WORDS, Shard, StackPlan, row_major_strides};
 use crate::config::{Config, Policy};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::memory::{filled, listed, push, tried};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
 /// What a step does with an element beside the products (moments, grafting, the update), which moves memory, in
 /// multiplications of a product that take as long.
 const ELEMENT: u64 = 128;
+
+/// What lists of owners are called where there is no memory for them.
+const OWNERS: &str = "the owners of blocks";
 
 /// The work on a block, in multiplications.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +63,7 @@ impl Cost {
 /// Bytes of every block's state, without alignment.
 pub fn state_bytes(plan: &Plan) -> Result<Vec<u64>> {
     let words = |block: &BlockPlan| 4 * (CLOCK_WORDS + RECORD_WORDS * block.factors.len()) as u64;
-    let mut bytes = crate::memory::listed(plan.blocks.iter().map(words), "the list of blocks")?;
+    let mut bytes = listed(plan.blocks.iter().map(words), "the list of blocks")?;
     for slot in &plan.slots {
         bytes[slot.block] += slot.bytes() as u64;
     }
@@ -97,7 +101,7 @@ impl Load {
 /// block, the longest plain work first, goes to the rank that makes this time the least, and among equals to the one
 /// with the least work so far, as long as it has room: a quarter above the mean of the bytes, or one block.
 pub fn owners(config: &Config, plan: &Plan, ranks: usize) -> Result<Vec<u32>> {
-    let mut found = crate::memory::filled(0, plan.blocks.len(), "the owners of blocks")?;
+    let mut found = filled(0, plan.blocks.len(), OWNERS)?;
     if ranks <= 1 {
         return Ok(found);
     }
@@ -107,13 +111,13 @@ pub fn owners(config: &Config, plan: &Plan, ranks: usize) -> Result<Vec<u32>> {
         let plain = cost.plain(block);
         Load { plain, checked: plain.saturating_add(cost.at_check(config)), bytes: *bytes }
     };
-    let own: Vec<Load> = plan.blocks.iter().zip(&bytes).map(load).collect();
+    let own = listed(plan.blocks.iter().zip(&bytes).map(load), OWNERS)?;
     let mean = bytes.iter().fold(0u64, |sum, b| sum.saturating_add(*b)) / ranks as u64;
     let room = (mean + mean / 4).max(bytes.iter().copied().max().unwrap_or(0));
     let plain_steps = config.check_period.max(1) as u64 - 1;
-    let mut order: Vec<usize> = (0..plan.blocks.len()).collect();
-    order.sort_by_key(|block| (Reverse((own[*block].plain, own[*block].checked)), *block));
-    let mut loads = vec![Load::default(); ranks];
+    let mut order = listed(0..plan.blocks.len(), OWNERS)?;
+    order.sort_unstable_by_key(|block| (Reverse((own[*block].plain, own[*block].checked)), *block));
+    let mut loads = filled(Load::default(), ranks, OWNERS)?;
     let mut most = Load::default();
     for block in order {
         let with = |rank: usize| loads[rank].with(own[block]);
@@ -147,21 +151,21 @@ impl Plan {
         staged: impl Fn(usize) -> bool,
     ) -> Result<(Plan, Vec<usize>)> {
         let mut part = Plan { preconditioner: self.preconditioner, ..Plan::default() };
-        let mut places = vec![ELSEWHERE; self.blocks.len()];
-        let mut stacks = HashMap::new();
+        let mut places = filled(ELSEWHERE, self.blocks.len(), OWNERS)?;
+        let mut stacks: HashMap<(usize, bool), usize> = HashMap::new();
         for (index, param) in self.params.iter().enumerate() {
             let (first_block, first_factor) = (part.blocks.len(), part.factors.len());
             for number in param.blocks.clone().filter(|block| owners[*block] as usize == rank) {
-                let mut block = self.blocks[number].clone();
+                let mut block = self.blocks[number].copy()?;
                 let here = part.blocks.len();
                 places[number] = here;
                 let (slots, factors) = (block.slots.clone(), block.factors.clone());
                 let (first_slot, own_factor) = (part.slots.len(), part.factors.len());
                 let moved = |slot: usize| slot - slots.start + first_slot;
                 for slot in slots.clone() {
-                    let mut slot = self.slots[slot].clone();
+                    let mut slot = self.slots[slot].copy()?;
                     slot.block = here;
-                    part.slots.push(slot);
+                    push(&mut part.slots, slot, OWNERS)?;
                 }
                 for factor in factors {
                     let mut factor = self.factors[factor].clone();
@@ -177,7 +181,7 @@ impl Plan {
                     ] {
                         *slot = slot.map(moved);
                     }
-                    part.factors.push(factor);
+                    push(&mut part.factors, factor, OWNERS)?;
                 }
                 for slot in [&mut block.filter, &mut block.moment, &mut block.momentum] {
                     *slot = slot.map(moved);
@@ -187,19 +191,24 @@ impl Plan {
                 if staged(index) {
                     block.strides = row_major_strides(&block.dims)?;
                 }
-                let layout = &self.stacks[block.stack].layout;
-                block.stack = *stacks.entry((block.stack, staged(index))).or_insert_with(|| {
-                    part.stacks.push(StackPlan { blocks: Vec::new(), layout: layout.clone(), arrays: 0..0 });
-                    part.stacks.len() - 1
-                });
-                block.place = part.stacks[block.stack].blocks.len();
-                part.stacks[block.stack].blocks.push(here);
-                part.blocks.push(block);
+                let kind = (block.stack, staged(index));
+                if !stacks.contains_key(&kind) {
+                    let layout = tried(self.stacks[block.stack].layout.iter().map(Array::copy), OWNERS)?;
+                    let stack = StackPlan { blocks: Vec::new(), layout, arrays: 0..0 };
+                    push(&mut part.stacks, stack, OWNERS)?;
+                    stacks.try_reserve(1).map_err(|_| Error::out_of_memory(OWNERS, 1))?;
+                    stacks.insert(kind, part.stacks.len() - 1);
+                }
+                block.stack = stacks[&kind];
+                let own = &mut part.stacks[block.stack].blocks;
+                block.place = own.len();
+                push(own, here, OWNERS)?;
+                push(&mut part.blocks, block, OWNERS)?;
             }
-            let mut own = param.clone();
+            let mut own = param.copy()?;
             own.blocks = first_block..part.blocks.len();
             own.factors = first_factor..part.factors.len();
-            part.params.push(own);
+            push(&mut part.params, own, OWNERS)?;
         }
         part.place_arrays()?;
         Ok((part, places))
@@ -241,10 +250,14 @@ pub struct Segment {
     pub len: usize,
 }
 
+fn on_no_rank(begin: usize, end: usize, axis: usize) -> Error {
+    Error::invalid(format!("has places {begin} to {end} of axis {axis} on no rank"))
+}
+
 impl Cuts {
     /// The cuts of a parameter of this shape of which rank `r` holds `shards[r]`; none if all hold all of it. The
     /// error says which part nobody holds, or who hold overlapping ones.
-    pub fn new(shape: &[usize], shards: &[Option<Shard>]) -> std::result::Result<Option<Cuts>, String> {
+    pub fn new(shape: &[usize], shards: &[Option<Shard>]) -> Result<Option<Cuts>> {
         let Some(axis) = shards.iter().flatten().map(|shard| shard.axis).next() else { return Ok(None) };
         let size = shape[axis];
         let mut parts: Vec<(usize, usize, u32)> = Vec::new();
@@ -252,13 +265,13 @@ impl Cuts {
             let whole = Shard { axis, start: 0, length: size };
             let shard = shard.unwrap_or(whole);
             if shard.axis != axis {
-                return Err(format!(
+                return Err(Error::invalid(format!(
                     "is cut along axis {} on rank {rank}; expected axis {axis}, as on the ranks before",
                     shard.axis
-                ));
+                )));
             }
             if shard.length > 0 {
-                parts.push((shard.start, shard.length, rank as u32));
+                push(&mut parts, (shard.start, shard.length, rank as u32), OWNERS)?;
             }
         }
         parts.sort_unstable();
@@ -266,22 +279,25 @@ impl Cuts {
         for (start, length, rank) in parts {
             let end = pieces.last().map_or(0, |piece| piece.start + piece.length);
             match pieces.last_mut() {
-                Some(last) if (last.start, last.length) == (start, length) => last.holders.push(rank),
-                _ if start == end => pieces.push(Piece { start, length, holders: vec![rank] }),
-                _ if start > end => {
-                    return Err(format!("has places {end} to {start} of axis {axis} on no rank"));
+                Some(last) if (last.start, last.length) == (start, length) => {
+                    push(&mut last.holders, rank, OWNERS)?;
                 }
+                _ if start == end => {
+                    let holders = filled(rank, 1, OWNERS)?;
+                    push(&mut pieces, Piece { start, length, holders }, OWNERS)?;
+                }
+                _ if start > end => return Err(on_no_rank(end, start, axis)),
                 last => {
                     let other = last.map_or(0, |last| last.holders[0]);
-                    return Err(format!(
+                    return Err(Error::invalid(format!(
                         "has overlapping parts of axis {axis} on ranks {other} and {rank}; expected equal parts or disjoint ones"
-                    ));
+                    )));
                 }
             }
         }
         let end = pieces.last().map_or(0, |piece| piece.start + piece.length);
         if end != size {
-            return Err(format!("has places {end} to {size} of axis {axis} on no rank"));
+            return Err(on_no_rank(end, size, axis));
         }
         if let [all] = &pieces[..]
             && all.holders.len() == shards.len()
@@ -483,7 +499,7 @@ mod tests {
     #[test]
     fn parts_that_do_not_fit_are_refused() {
         let part = |axis, start, length| Some(Shard { axis, start, length });
-        let refused = |shards: &[Option<Shard>]| Cuts::new(&[6, 4], shards).unwrap_err();
+        let refused = |shards: &[Option<Shard>]| Cuts::new(&[6, 4], shards).unwrap_err().message;
         assert!(refused(&[part(0, 0, 3), part(0, 4, 2)]).contains("places 3 to 4 of axis 0 on no rank"));
         assert!(refused(&[part(0, 0, 4), part(0, 3, 3)]).contains("overlapping"));
         assert!(refused(&[part(0, 0, 6), part(1, 0, 4)]).contains("axis 1 on rank 1"));

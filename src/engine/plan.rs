@@ -91,7 +91,7 @@ impl ParamSpec {
 }
 
 /// A parameter in the plan.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct ParamPlan {
     /// What the caller declared.
     pub spec: ParamSpec,
@@ -107,8 +107,16 @@ pub struct ParamPlan {
     pub factors: Range<usize>,
 }
 
+impl ParamPlan {
+    /// A copy of it.
+    pub fn copy(&self) -> Result<ParamPlan> {
+        let (blocks, factors) = (self.blocks.clone(), self.factors.clone());
+        Ok(ParamPlan { spec: self.spec.copy()?, blocks, factors, ..*self })
+    }
+}
+
 /// A block: a rectangular piece of a (merged) parameter.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct BlockPlan {
     /// Its parameter.
     pub param: usize,
@@ -138,6 +146,19 @@ pub struct BlockPlan {
     pub moment: Option<SlotId>,
     /// M, the momentum.
     pub momentum: Option<SlotId>,
+}
+
+impl BlockPlan {
+    /// A copy of it.
+    pub fn copy(&self) -> Result<BlockPlan> {
+        Ok(BlockPlan {
+            dims: copied(&self.dims, LISTS)?,
+            strides: copied(&self.strides, LISTS)?,
+            factors: self.factors.clone(),
+            slots: self.slots.clone(),
+            ..*self
+        })
+    }
 }
 
 /// A factor: what belongs to one axis of a block.

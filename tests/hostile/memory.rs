@@ -3,18 +3,17 @@
 
 use crate::life::Life;
 use crate::scarce::with_refusal;
+use crate::support::model::Declared;
 use crate::support::random::Random;
 use crate::support::tensor::Tensor;
 use crate::{Tally, count};
 use foam::abi::*;
-use std::ffi::CString;
 use std::mem::{MaybeUninit, size_of};
 use std::ptr::null_mut;
 
 /// Everything that the calls need, made while there is memory.
 struct Prepared {
-    _names: Vec<CString>,
-    params: Vec<foam_param>,
+    declared: Declared,
     _grads: Vec<Vec<Tensor>>,
     own: Vec<foam_tensor>,
     lent: Vec<Vec<foam_tensor>>,
@@ -30,20 +29,7 @@ pub fn case(seed: u64, tally: &mut Tally) {
     let threads = 1 + random.below(3);
     let mut tensors = life.tensors(&mut random);
     let mut grads: Vec<Vec<Tensor>> = (0..STEPS).map(|_| life.tensors(&mut random)).collect();
-    let names: Vec<CString> = life.specs.iter().map(|spec| CString::new(&*spec.name).unwrap()).collect();
-    let params = life.specs.iter().zip(&names).map(|(spec, name)| {
-        let mut param = MaybeUninit::<foam_param>::uninit();
-        // SAFETY: the struct has the size that is passed; the call fills it.
-        let mut param = unsafe {
-            foam_param_init(param.as_mut_ptr(), size_of::<foam_param>() as u32, null_mut());
-            param.assume_init()
-        };
-        (param.name, param.dtype, param.root) = (name.as_ptr(), spec.dtype.in_c(), spec.root);
-        (param.shape, param.ndim) = (spec.shape.as_ptr(), spec.shape.len() as i32);
-        param.flags = if spec.grafting_only { FOAM_PARAM_GRAFTING_ONLY } else { 0 };
-        param
-    });
-    let params = params.collect();
+    let declared = Declared::new(&life.specs);
     let first = tensors.clone();
     let own: Vec<_> = tensors.iter_mut().map(Tensor::in_c).collect();
     let lent: Vec<Vec<_>> =
@@ -56,8 +42,7 @@ pub fn case(seed: u64, tally: &mut Tally) {
     };
     (args.count, args.params) = (own.len(), own.as_ptr());
     let config = life.config(threads);
-    let mut prepared =
-        Prepared { _names: names, params, _grads: grads, own, lent, args, config, saved: vec![0; 1 << 26] };
+    let mut prepared = Prepared { declared, _grads: grads, own, lent, args, config, saved: vec![0; 1 << 26] };
     let (number, stays_empty) = (random.below(1200) as isize, random.below(2) == 0);
     let ((handle, taken, refused), _) = with_refusal(number, stays_empty, || live(&mut prepared, STEPS));
     count(tally, "refused calls", refused);
@@ -97,7 +82,7 @@ fn live(prepared: &mut Prepared, steps: usize) -> (Option<*mut foam_optimizer>, 
     };
     // SAFETY: live structs and handles, and places of the sizes that are passed.
     unsafe {
-        let (params, own) = (prepared.params.as_ptr(), prepared.params.len());
+        let (params, own) = (prepared.declared.params.as_ptr(), prepared.declared.params.len());
         if !judge(foam_create(&prepared.config, params, own, &mut handle, null_mut())) {
             return (None, taken, refused);
         }

@@ -45,6 +45,34 @@ impl Spec {
     }
 }
 
+/// Parameters in C, and the names that they point to; the shapes are those of the specs, which have to live as long.
+pub struct Declared {
+    _names: Vec<CString>,
+    pub params: Vec<foam_param>,
+}
+
+impl Declared {
+    pub fn new(specs: &[Spec]) -> Declared {
+        let names: Vec<CString> = specs.iter().map(|s| CString::new(&*s.name).unwrap()).collect();
+        let declare = |(spec, name): (&Spec, &CString)| {
+            let mut param = MaybeUninit::<foam_param>::uninit();
+            // SAFETY: the struct has the size that is passed; the call fills it if it succeeds.
+            let mut param = unsafe {
+                checked(|error| foam_param_init(param.as_mut_ptr(), size_of::<foam_param>() as u32, error))
+                    .unwrap();
+                param.assume_init()
+            };
+            (param.name, param.dtype, param.root) = (name.as_ptr(), spec.dtype.in_c(), spec.root);
+            (param.shape, param.ndim) = (spec.shape.as_ptr(), spec.shape.len() as i32);
+            (param.lr_scale, param.weight_decay_scale) = (spec.lr_scale, spec.weight_decay_scale);
+            param.flags = if spec.grafting_only { FOAM_PARAM_GRAFTING_ONLY } else { 0 };
+            param
+        };
+        let params = specs.iter().zip(&names).map(declare).collect();
+        Declared { _names: names, params }
+    }
+}
+
 /// A call that failed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure {
@@ -123,21 +151,7 @@ impl Model {
 
     /// The same without a device of the test's own to put tensors on.
     pub fn create_only(config: &foam_config, specs: &[Spec]) -> Result<Model, Failure> {
-        let names: Vec<CString> = specs.iter().map(|s| CString::new(&*s.name).unwrap()).collect();
-        let mut params = Vec::new();
-        for (spec, name) in specs.iter().zip(&names) {
-            let mut param = MaybeUninit::<foam_param>::uninit();
-            // SAFETY: the struct has the size that is passed; the call fills it if it succeeds.
-            let mut param = unsafe {
-                checked(|error| foam_param_init(param.as_mut_ptr(), size_of::<foam_param>() as u32, error))?;
-                param.assume_init()
-            };
-            (param.name, param.dtype, param.root) = (name.as_ptr(), spec.dtype.in_c(), spec.root);
-            (param.shape, param.ndim) = (spec.shape.as_ptr(), spec.shape.len() as i32);
-            (param.lr_scale, param.weight_decay_scale) = (spec.lr_scale, spec.weight_decay_scale);
-            param.flags = if spec.grafting_only { FOAM_PARAM_GRAFTING_ONLY } else { 0 };
-            params.push(param);
-        }
+        let Declared { params, .. } = &Declared::new(specs);
         let mut handle = null_mut();
         // SAFETY: names and shapes outlive the call, which copies them.
         checked(|error| unsafe { foam_create(config, params.as_ptr(), params.len(), &mut handle, error) })?;

@@ -5,14 +5,13 @@ use super::cuda::driver::{self, Event, Memory, Pinned, RawStream, Stream};
 use super::kernels::Kernels;
 use super::step::{launch, wide};
 use super::tables::{CARRIED, Carried, STAMPED, Stamped, THREADS};
+use crate::comm::WHAT;
 use crate::comm::courier::{Courier as Carries, NOBODY, Patch, ROOMS, Room, Rows, Trouble, Word};
 use crate::error::{Error, Result};
 use crate::memory::Allocator;
 use bytemuck::Zeroable;
 use std::ffi::c_void;
 use std::sync::Arc;
-
-const WHAT: &str = "the exchange between ranks";
 
 /// Moves bytes on a GPU.
 pub struct Courier {

@@ -165,7 +165,7 @@ pub(super) fn layout(
 }
 
 /// One block's part of an array of numbers.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Slot {
     /// What it holds.
     pub kind: SlotKind,
@@ -180,6 +180,11 @@ pub struct Slot {
 }
 
 impl Slot {
+    /// A copy of it.
+    pub fn copy(&self) -> Result<Slot> {
+        Ok(Slot { dims: copied(&self.dims, LISTS)?, ..*self })
+    }
+
     /// How many numbers it holds.
     pub fn len(&self) -> usize {
         self.dims.iter().product()
@@ -192,7 +197,7 @@ impl Slot {
 }
 
 /// A stack: equal blocks, which share every array.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct StackPlan {
     /// Its blocks, by their numbers in the plan.
     pub blocks: Vec<usize>,

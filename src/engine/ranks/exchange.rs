@@ -2,6 +2,7 @@
 //! and the same on the CPU and on a GPU.
 
 use super::{Division, Ranks};
+use crate::comm::WHAT;
 use crate::comm::courier::{Room, Rows};
 use crate::engine::handle::Tensors;
 use crate::engine::owners::{Cuts, rows};
@@ -9,8 +10,6 @@ use crate::engine::plan::{BlockPlan, Plan};
 use crate::error::Result;
 use crate::memory::{filled, push};
 use crate::tensor::DType;
-
-const WHAT: &str = "the exchange between ranks";
 
 /// What an offset counts from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -19,20 +19,19 @@ pub mod step;
 use super::owners::{Cuts, ELSEWHERE, owners};
 use super::plan::{ParamSpec, Plan, Shard};
 use crate::comm::courier::{Courier, Host, NOBODY, Room};
-use crate::comm::{Comm, Mail, Parcel, Traffic, agree};
+use crate::comm::{Comm, Mail, Parcel, Traffic, WHAT, agree};
 use crate::config::{Config, Device};
 use crate::device::gpu;
 use crate::error::{Error, Kind, Result};
-use crate::memory::{Allocator, boxed};
+use crate::memory::{Allocator, Counted, boxed, filled, push, reserved};
 use crate::tensor::DType;
-use std::sync::Arc;
 
 /// What an optimizer knows of the ranks that it shares its work with.
 pub struct Ranks {
     comm: Comm,
     mail: Mail,
     parcel: Parcel,
-    division: Arc<Division>,
+    division: Counted<Division>,
     /// The blocks of the whole plan by owner.
     owned: Vec<Vec<usize>>,
     /// How every parameter is cut; none for a replicated one.
@@ -82,10 +81,8 @@ pub struct Shared {
 /// What moves bytes on a device.
 pub fn courier(device: Device, allocator: Allocator) -> Result<Box<dyn Courier>> {
     match device.kind {
-        Device::CUDA_KIND => {
-            Ok(boxed(gpu::Courier::new(device.id, allocator)?, "the exchange between ranks")?)
-        }
-        _ => Ok(boxed(Host::new(), "the exchange between ranks")?),
+        Device::CUDA_KIND => Ok(boxed(gpu::Courier::new(device.id, allocator)?, WHAT)?),
+        _ => Ok(boxed(Host::new(), WHAT)?),
     }
 }
 
@@ -109,9 +106,9 @@ impl Ranks {
         let made = whole.and_then(|whole| Ranks::divide(&mut comm, config, whole, parts));
         let made = agree::all_well(&mut comm, &mut mail, made, "the creation")?;
         let Divided { whole, owners, cuts, part, places, value_places, values } = made;
-        let mut owned = vec![Vec::new(); comm.size];
+        let mut owned: Vec<Vec<usize>> = filled(Vec::new(), comm.size, WHAT)?;
         for (block, owner) in owners.iter().enumerate() {
-            owned[*owner as usize].push(block);
+            push(&mut owned[*owner as usize], block, WHAT)?;
         }
         let (size, params) = (comm.size, whole.params.len());
         let ranks = Ranks {
@@ -120,16 +117,16 @@ impl Ranks {
             parcel: Parcel::default(),
             owned,
             cuts,
-            options: agree::hash(&agree::options_text(config)),
-            grads: vec![None; params],
+            options: agree::options_hash(config),
+            grads: filled(None, params, WHAT)?,
             sized_for: None,
             legs: exchange::Legs::default(),
             values,
             value_places,
             gradients: 0,
-            to: vec![0; size],
-            from: vec![0; size],
-            division: Arc::new(Division { whole, owners, places }),
+            to: filled(0, size, WHAT)?,
+            from: filled(0, size, WHAT)?,
+            division: Counted::new(Division { whole, owners, places }, WHAT)?,
         };
         Ok(Shared { ranks, part })
     }
@@ -140,17 +137,21 @@ impl Ranks {
         whole: Plan,
         parts: Vec<Vec<Option<Shard>>>,
     ) -> Result<Divided> {
-        let mut cuts = Vec::with_capacity(whole.params.len());
+        let mut cuts = reserved(whole.params.len(), WHAT)?;
         for (index, (param, shards)) in whole.params.iter().zip(&parts).enumerate() {
-            let found = Cuts::new(&param.spec.shape, shards).map_err(|problem| {
-                Error::invalid(format!("parameter '{}' {problem}", param.spec.name)).at(index)
-            })?;
-            cuts.push(found);
+            let named = |problem: Error| match problem.kind {
+                Kind::InvalidArgument => {
+                    let message = format!("parameter '{}' {}", param.spec.name, problem.message);
+                    Error { message, ..problem }.at(index)
+                }
+                _ => problem,
+            };
+            cuts.push(Cuts::new(&param.spec.shape, shards).map_err(named)?);
         }
         let owners = owners(config, &whole, comm.size)?;
         let (part, places) = whole.part(&owners, comm.rank, |param| cuts[param].is_some())?;
         let mut bytes = 0usize;
-        let mut value_places = Vec::with_capacity(part.blocks.len());
+        let mut value_places = reserved(part.blocks.len(), WHAT)?;
         for block in &part.blocks {
             value_places.push(bytes);
             if cuts[block.param].is_some() {
@@ -168,7 +169,7 @@ impl Ranks {
     }
 
     /// Who has which block.
-    pub fn division(&self) -> &Arc<Division> {
+    pub fn division(&self) -> &Counted<Division> {
         &self.division
     }
 
@@ -184,7 +185,7 @@ impl Ranks {
 
     /// The options have changed.
     pub fn set_options(&mut self, config: &Config) {
-        self.options = agree::hash(&agree::options_text(config));
+        self.options = agree::options_hash(config);
     }
 
     /// Bytes of the buffers for the exchange.

@@ -66,7 +66,7 @@ impl Note {
 
     fn said(&self) -> String {
         let end = self.words.iter().position(|byte| *byte == 0).unwrap_or(WORDS);
-        String::from_utf8_lossy(&self.words[..end]).into_owned()
+        format!("{}", String::from_utf8_lossy(&self.words[..end]))
     }
 }
 
@@ -125,7 +125,7 @@ fn write(party: &Party, mail: &mut Mail, validates: bool, looked: bool, count: u
     if let Some(from) = ranks.comm.courier.troubles() {
         patch(mail, offset_of!(Note, lost), from, 8)?;
     }
-    mail.put(bytemuck::bytes_of(&note));
+    mail.put(bytemuck::bytes_of(&note))?;
     for (index, param) in ranks.division.whole.params.iter().enumerate() {
         let word = match party.tensors {
             None => [NOT_HELD, 0],
@@ -135,7 +135,7 @@ fn write(party: &Party, mail: &mut Mail, validates: bool, looked: bool, count: u
                 None => [ABSENT, 0],
             },
         };
-        mail.put(&word);
+        mail.put(&word)?;
     }
     Ok(())
 }
@@ -193,13 +193,17 @@ fn read(ranks: &mut Ranks, mail: &Mail, begin: usize) -> Result<Option<usize>> {
             )));
         }
         if said.parties != first.parties {
-            return differs("the number of optimizers", first.parties.to_string(), said.parties.to_string());
+            return differs(
+                "the number of optimizers",
+                format!("{}", first.parties),
+                format!("{}", said.parties),
+            );
         }
         if said.lr.to_bits() != first.lr.to_bits() {
-            return differs("lr", first.lr.to_string(), said.lr.to_string());
+            return differs("lr", format!("{}", first.lr), format!("{}", said.lr));
         }
         if said.grad_scale.to_bits() != first.grad_scale.to_bits() {
-            return differs("grad_scale", first.grad_scale.to_string(), said.grad_scale.to_string());
+            return differs("grad_scale", format!("{}", first.grad_scale), format!("{}", said.grad_scale));
         }
         bad = bad.min(said.bad);
     }

@@ -177,7 +177,7 @@ fn exchange(parties: &mut [Party], way: Way, is_well: bool) -> Result<Option<usi
         let out = own.map(|r| list.iter().map(|party| sizes(party.ranks.leg(way).out[r])).sum::<usize>());
         let back =
             (0..size).map(|r| list.iter().map(|party| sizes(party.ranks.leg(way).back[r])).sum::<usize>());
-        parcel.begin(out, back);
+        parcel.begin(out, back).map_err(|error| Error { kind: Kind::Collective, ..error })?;
         parties[0].ranks.comm.open(collective, &mut parcel)?;
         for r in 0..size {
             let (mut to, mut from) = (parcel.to(r), parcel.from(r));
