@@ -334,31 +334,32 @@ fn rows_that_no_gradient_touches_are_eigenvectors_as_they_are() {
 
 #[test]
 fn a_run_resumed_with_other_checks_takes_no_dead_step() {
-    for (cadence, grafting) in
-        [("reference", "adam"), ("reference", "none"), ("paper", "adam"), ("paper", "none")]
-    {
-        let specs = specs(Dtype::F64);
-        let options = |period: usize| {
-            format!(
-                "{OPTIONS} weight_decay=0 beta1=0 grafting={grafting} cadence=reference check_period={period}"
-            )
-        };
-        let mut before = Model::new("reference", &options(100), &specs);
-        let (mut params, mut random) = (start(&specs), Random::new(33));
-        (0..30).for_each(|_| before.step(&mut params, &gradients(&specs, &mut random, 1.0)));
-        assert_eq!(before.stats().checks, 0, "no basis yet");
-        let changed = format!("{} cadence={cadence}", options(20));
-        let mut after = Model::new("reference", &changed, &specs);
-        after.load(&before.save()).unwrap();
-        for step in 31..=45 {
-            let old = params.clone();
-            after.step(&mut params, &gradients(&specs, &mut random, 1.0));
-            for (old, new) in old.iter().zip(&params) {
-                let moved = difference(&old.values(), &new.values());
-                assert!(moved > 0.0, "{cadence}, {grafting}: step {step} moved nothing");
+    // No check was due in thirty steps; of the new options, the next one is due at step 40 or 41.
+    for (saved, loaded) in [
+        ("cadence=reference check_period=100", "cadence=reference check_period=20"),
+        ("cadence=reference check_period=100", "cadence=paper check_period=20"),
+        ("check_period=20 start_step=100", "check_period=20 start_step=5"),
+    ] {
+        for grafting in ["adam", "none"] {
+            let specs = specs(Dtype::F64);
+            let options =
+                |checks: &str| format!("{OPTIONS} weight_decay=0 beta1=0 grafting={grafting} {checks}");
+            let mut before = Model::new("reference", &options(saved), &specs);
+            let (mut params, mut random) = (start(&specs), Random::new(33));
+            (0..30).for_each(|_| before.step(&mut params, &gradients(&specs, &mut random, 1.0)));
+            assert_eq!(before.stats().checks, 0, "no basis yet");
+            let mut after = Model::new("reference", &options(loaded), &specs);
+            after.load(&before.save()).unwrap();
+            for step in 31..=45 {
+                let old = params.clone();
+                after.step(&mut params, &gradients(&specs, &mut random, 1.0));
+                for (old, new) in old.iter().zip(&params) {
+                    let moved = difference(&old.values(), &new.values());
+                    assert!(moved > 0.0, "{saved}, then {loaded}, {grafting}: step {step} moved nothing");
+                }
             }
+            assert_eq!(after.factor((0, 0, 0)).last_refresh, 31, "the missing basis is made at once");
         }
-        assert_eq!(after.factor((0, 0, 0)).last_refresh, 31, "the missing basis is made at once");
     }
 }
 

@@ -146,6 +146,23 @@ def test_an_option_changed_between_steps_takes_effect_and_keeps_the_state():
     assert decayed < plain
 
 
+@pytest.mark.parametrize("changed", [{"check_period": 20}, {"start_step": 5}, {"cadence": "paper"}], ids=str)
+@pytest.mark.parametrize("grafting", ["adam", "none"])
+def test_checks_that_change_between_steps_leave_no_dead_step(grafting, changed):
+    """No check was due in the first 30 steps; until the next one of the new options there is no basis."""
+    model = network()
+    options = {**OPTIONS, "check_period": 100, "beta1": 0.0, "grafting": grafting, "weight_decay": 0.0}
+    optimizer = FOAM(model.parameters(), **options)
+    train(model, optimizer, range(30))
+    assert optimizer.stats()["checks"] == 0
+    optimizer.param_groups[0].update(changed)
+    for step in range(30, 45):
+        before = bits(model)
+        train(model, optimizer, [step])
+        assert all(old != new for old, new in zip(before, bits(model))), f"step {step + 1}"
+    assert optimizer.stats()["steps"] == 45 and optimizer.stats()["evd_calls"] > 0
+
+
 def test_a_parameter_without_a_gradient_takes_no_part():
     model = network()
     optimizer = FOAM(model.named_parameters(), **OPTIONS)
