@@ -5,8 +5,8 @@ mod faults;
 
 use crate::comm::Fault;
 use crate::rank::{
-    F64, Failure, Hold, OPTIONS, P, Rank, STEPS, cut, grads, model, outcome, p, paste, ranks, step_together,
-    values,
+    Described, F64, Failure, Hold, OPTIONS, P, Rank, STEPS, cut, grads, model, outcome, p, paste, ranks,
+    step_together, values,
 };
 use crate::support::model::configuration;
 use foam::abi::*;
@@ -228,31 +228,50 @@ fn golden_traces_through_two_ranks() {
     assert!(count >= 18, "only {count} traces");
 }
 
+/// Of each block: parameter, number, owner, cost.
+type Owners = Vec<(i64, i64, i64, u64)>;
+
+fn owners_of(list: impl Fn(*mut foam_block_info, usize, usize, &mut usize) -> foam_status) -> Owners {
+    let (mut count, size) = (0, size_of::<foam_block_info>());
+    assert_eq!(list(null_mut(), size, 0, &mut count), FOAM_OK);
+    // SAFETY: zero bytes are a value of the struct.
+    let mut items: Vec<foam_block_info> = vec![unsafe { std::mem::zeroed() }; count];
+    assert_eq!(list(items.as_mut_ptr(), size, count, &mut count), FOAM_OK);
+    items.iter().map(|i| (i.param_index, i.block, i.owner, i.cost)).collect()
+}
+
 /// The same list of owners on every rank, and from a call that creates nothing.
 #[test]
 fn owners_are_listed_before_and_after() {
     let params = model();
-    let list = |rank: &Rank| -> Vec<(i64, i64, i64, u64)> {
-        let (mut count, size) = (0, size_of::<foam_block_info>());
-        // SAFETY: a list with room; zero bytes are a value of the struct.
-        unsafe {
-            foam_blocks(rank.handle, null_mut(), size, 0, &mut count, null_mut());
-            let mut items: Vec<foam_block_info> = vec![std::mem::zeroed(); count];
-            foam_blocks(rank.handle, items.as_mut_ptr(), size, count, &mut count, null_mut());
-            items.iter().map(|i| (i.param_index, i.block, i.owner, i.cost)).collect()
-        }
+    let after = |rank: &Rank| -> Owners {
+        // SAFETY: a live handle, and a list with room.
+        owners_of(|items, size, room, count| unsafe {
+            foam_blocks(rank.handle, items, size, room, count, null_mut())
+        })
     };
-    let lists = ranks(3, Fault::None, |_, member| {
-        let rank = Rank::new(OPTIONS, &params, Hold::Sharded(0), &values(&params, 1), Some(member)).unwrap();
-        list(&rank)
-    });
-    assert!(lists.iter().all(|each| *each == lists[0]));
+    let described = Described::new(&params, &vec![None; params.len()]);
+    let config = configuration("reference", OPTIONS).unwrap();
+    let before = |ranks: i32| -> Owners {
+        let (list, own) = (described.params.as_ptr(), described.params.len());
+        // SAFETY: described parameters, and a list with room.
+        owners_of(|items, size, room, count| unsafe {
+            foam_plan_owners(&config, list, own, ranks, items, size, room, count, null_mut())
+        })
+    };
+    for hold in [Hold::Replicated, Hold::Sharded(0)] {
+        let lists = ranks(3, Fault::None, |_, member| {
+            let start = values(&params, 1);
+            after(&Rank::new(OPTIONS, &params, hold, &start, Some(member)).unwrap())
+        });
+        assert!(lists.iter().all(|each| *each == before(3)), "{hold:?}");
+    }
     for owner in 0..3 {
-        assert!(lists[0].iter().any(|block| block.2 == owner), "rank {owner} owns nothing");
+        assert!(before(3).iter().any(|block| block.2 == owner), "rank {owner} owns nothing");
     }
     let single = Rank::new(OPTIONS, &params, Hold::Replicated, &values(&params, 1), None).unwrap();
-    assert_eq!(list(&single).len(), lists[0].len());
-    assert!(list(&single).iter().all(|block| block.2 == 0));
+    assert_eq!(after(&single), before(1));
+    assert!(before(1).iter().all(|block| block.2 == 0) && before(1).len() == before(3).len());
 }
 
 /// A checkpoint of any number of ranks is that of one process, byte for byte, and is read by any number.

@@ -185,6 +185,41 @@ fn a_bad_gradient_on_one_rank_stops_all() {
     }
 }
 
+/// The same where every rank has all of the gradient, and one of them a bad copy. The owner's copy counts: if that is
+/// the bad one, nobody steps; any other is not used, and the ranks' parameters are those of a run without it.
+#[test]
+fn a_bad_copy_of_a_gradient_stops_all_or_none() {
+    let params = model();
+    let expected = ranks(3, Fault::None, |_, member| {
+        let start = values(&params, 1);
+        let mut rank = Rank::new(OPTIONS, &params, Hold::Replicated, &start, Some(member)).unwrap();
+        rank.step(&grads(&params, 1), 0.01).unwrap();
+        rank.values.clone()
+    });
+    let mut refused = 0;
+    for bad in 0..3 {
+        let ended = ranks(3, Fault::None, |number, member| {
+            let start = values(&params, 1);
+            let mut rank = Rank::new(OPTIONS, &params, Hold::Replicated, &start, Some(member)).unwrap();
+            let (before, mut own) = (rank.values.clone(), grads(&params, 1));
+            if number == bad {
+                *own[0].as_mut().unwrap().last_mut().unwrap() = f64::NAN;
+            }
+            let taken = rank.step(&own, 0.01);
+            if let Err((status, message)) = &taken {
+                assert!(*status == FOAM_NOT_FINITE && message.contains("'w'"), "{message}");
+                assert!(rank.values == before);
+                assert_eq!(rank.step(&grads(&params, 1), 0.01), Ok(false));
+            }
+            assert!(rank.values == expected[number], "rank {number}, the bad copy on {bad}");
+            taken.is_err()
+        });
+        assert!(ended.iter().all(|each| *each == ended[0]), "the bad copy on {bad}: {ended:?}");
+        refused += usize::from(ended[0]);
+    }
+    assert_eq!(refused, 1, "one rank owns the block of the last element");
+}
+
 /// What ranks disagree about in a step is an error on all of them, and the next step is taken.
 #[test]
 fn ranks_that_disagree_about_a_step_refuse_it_together() {
@@ -268,6 +303,55 @@ fn every_collective_may_fail() {
             }
         }
     }
+}
+
+/// Every collective of a save or a load fails, or returns short, on one rank: an error on that rank and on all that
+/// wait for it; the file is the old one or the new one, whole; and the state is the one that it was.
+#[test]
+fn every_collective_of_a_checkpoint_may_fail() {
+    let folder = std::env::temp_dir().join(format!("foam-rank-faults-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("state");
+    let params = vec![p("w", &[40, 37]), p("bias", &[5])];
+    // How many collectives a run has up to its end, which saves a second time, and then loads.
+    let run = |fault: Fault, watched: &(dyn Fn(usize, &Rank) + Sync)| {
+        ranks(2, fault, |number, member| {
+            let start = values(&params, 1);
+            let mut rank = Rank::new(OPTIONS, &params, Hold::Sharded(0), &start, Some(member)).unwrap();
+            rank.step(&grads(&params, 0), 0.01).unwrap();
+            rank.file(&path, true).unwrap();
+            rank.step(&grads(&params, 1), 0.01).unwrap();
+            watched(number, &rank);
+            let saved = rank.file(&path, true);
+            // After a failed one the ranks are out of step.
+            let loaded = if saved.is_ok() { rank.file(&path, false) } else { Ok(()) };
+            (saved, loaded, rank.member.as_ref().unwrap().calls.len())
+        })
+    };
+    let first = std::sync::Mutex::new(0);
+    let good = run(Fault::None, &|_, rank| {
+        *first.lock().unwrap() = rank.member.as_ref().unwrap().calls.len();
+    });
+    let (begin, end) = (*first.lock().unwrap(), good[0].2);
+    assert!(good.iter().all(|(saved, loaded, _)| saved.is_ok() && loaded.is_ok()) && end > begin + 3);
+    let newer = std::fs::read(&path).unwrap();
+    for at in begin..end {
+        for fault in [Fault::Fails { rank: 1, at }, Fault::Short { rank: 1, at }] {
+            let older = std::sync::Mutex::new(Vec::new());
+            let ended = run(fault, &|number, _| {
+                if number == 0 {
+                    *older.lock().unwrap() = std::fs::read(&path).unwrap();
+                }
+            });
+            let (saved, loaded, _) = &ended[1];
+            let failure = saved.as_ref().and(loaded.as_ref()).expect_err("the fault is in one of the two");
+            assert_eq!(failure.0, FOAM_COLLECTIVE_FAILED, "{fault:?}: {}", failure.1);
+            let (older, there) = (older.into_inner().unwrap(), std::fs::read(&path).unwrap());
+            assert!(there == older || there == newer, "{fault:?}: a file that nobody saved");
+            assert!(older != newer && std::fs::read_dir(&folder).unwrap().count() == 1, "{fault:?}");
+        }
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 /// A rank that panics between exchange and apply: the others hear of it, and say that the parameters are lost.

@@ -60,8 +60,44 @@ pub enum Hold {
     Mixed,
 }
 
+/// A rank's part of a parameter: axis, start and length; none for the whole.
+pub type Part = Option<(usize, i64, i64)>;
+
+/// The parameters in C, and what they point to.
+pub struct Described {
+    _names: Vec<CString>,
+    pub params: Vec<foam_param>,
+}
+
+impl Described {
+    /// The shapes are those of `params`, which have to live as long.
+    pub fn new(params: &[P], parts: &[Part]) -> Described {
+        let names: Vec<CString> = params.iter().map(|p| CString::new(&p.name[..]).unwrap()).collect();
+        let describe = |((p, name), part): ((&P, &CString), &Part)| {
+            let mut raw = std::mem::MaybeUninit::<foam_param>::zeroed();
+            // SAFETY: the call fills the struct.
+            let mut raw = unsafe {
+                foam_param_init(raw.as_mut_ptr(), size_of::<foam_param>() as u32, null_mut());
+                raw.assume_init()
+            };
+            raw.name = name.as_ptr();
+            raw.shape = p.shape.as_ptr();
+            raw.ndim = p.shape.len() as i32;
+            raw.dtype = p.dtype;
+            raw.root = p.root;
+            raw.flags = if p.grafting_only { FOAM_PARAM_GRAFTING_ONLY } else { 0 };
+            if let Some((axis, start, length)) = part {
+                (raw.shard_axis, raw.shard_start, raw.shard_length) = (*axis as i64, *start, *length);
+            }
+            raw
+        };
+        let params = params.iter().zip(&names).zip(parts).map(describe).collect();
+        Described { _names: names, params }
+    }
+}
+
 /// Start and length of a rank's part of a parameter; none for the whole.
-pub fn part(hold: Hold, index: usize, size: i64, rank: usize, ranks: usize) -> Option<(usize, i64, i64)> {
+pub fn part(hold: Hold, index: usize, size: i64, rank: usize, ranks: usize) -> Part {
     let (axis, rank, ranks) = match hold {
         Hold::Replicated => return None,
         Hold::Mixed if index % 2 == 1 => return None,
@@ -75,7 +111,7 @@ pub fn part(hold: Hold, index: usize, size: i64, rank: usize, ranks: usize) -> O
 }
 
 /// The bytes of a part of a tensor.
-pub fn cut(bytes: &[u8], shape: &[i64], width: usize, part: Option<(usize, i64, i64)>) -> Vec<u8> {
+pub fn cut(bytes: &[u8], shape: &[i64], width: usize, part: Part) -> Vec<u8> {
     let Some((axis, start, length)) = part else { return bytes.to_vec() };
     let inner: usize = shape[axis + 1..].iter().product::<i64>() as usize * width;
     let outer: usize = shape[..axis].iter().product::<i64>() as usize;
@@ -89,7 +125,7 @@ pub fn cut(bytes: &[u8], shape: &[i64], width: usize, part: Option<(usize, i64, 
 }
 
 /// Puts a part back into the whole.
-pub fn paste(whole: &mut [u8], piece: &[u8], shape: &[i64], width: usize, part: Option<(usize, i64, i64)>) {
+pub fn paste(whole: &mut [u8], piece: &[u8], shape: &[i64], width: usize, part: Part) {
     let Some((axis, start, length)) = part else { return whole.copy_from_slice(piece) };
     let inner: usize = shape[axis + 1..].iter().product::<i64>() as usize * width;
     let outer: usize = shape[..axis].iter().product::<i64>() as usize;
@@ -104,7 +140,7 @@ pub fn paste(whole: &mut [u8], piece: &[u8], shape: &[i64], width: usize, part: 
 pub struct Rank {
     pub handle: *mut foam_optimizer,
     pub params: Vec<P>,
-    pub parts: Vec<Option<(usize, i64, i64)>>,
+    pub parts: Vec<Part>,
     pub values: Vec<Vec<u8>>,
     pub member: Option<Box<Member>>,
     /// With `device=cuda`: the device on which the tensors are put for each step.
@@ -166,7 +202,6 @@ impl Rank {
         comm: Option<foam_comm>,
     ) -> Result<Rank, Failure> {
         let gpu = (config.device_type == FOAM_DEVICE_CUDA).then(Gpu::open);
-        let names: Vec<CString> = params.iter().map(|p| CString::new(&p.name[..]).unwrap()).collect();
         let parts: Vec<_> = params
             .iter()
             .enumerate()
@@ -182,33 +217,20 @@ impl Rank {
             })
             .collect();
         let mut error = foam_error::new();
-        let mut described = Vec::new();
-        for ((p, name), part) in params.iter().zip(&names).zip(&parts) {
-            let mut raw = std::mem::MaybeUninit::<foam_param>::zeroed();
-            // SAFETY: the call fills the struct.
-            let mut raw = unsafe {
-                foam_param_init(raw.as_mut_ptr(), size_of::<foam_param>() as u32, &mut error);
-                raw.assume_init()
-            };
-            raw.name = name.as_ptr();
-            raw.shape = p.shape.as_ptr();
-            raw.ndim = p.shape.len() as i32;
-            raw.dtype = p.dtype;
-            raw.root = p.root;
-            raw.flags = if p.grafting_only { FOAM_PARAM_GRAFTING_ONLY } else { 0 };
-            if let Some((axis, start, length)) = part {
-                (raw.shard_axis, raw.shard_start, raw.shard_length) = (*axis as i64, *start, *length);
-            }
-            described.push(raw);
-        }
+        let described = Described::new(params, &parts);
         let mut handle = null_mut();
         // SAFETY: initialised structs; the member outlives the handle.
         let mut create = || unsafe {
             match &comm {
-                None => foam_create(config, described.as_ptr(), params.len(), &mut handle, &mut error),
-                Some(comm) => {
-                    foam_create_ranks(config, comm, described.as_ptr(), params.len(), &mut handle, &mut error)
-                }
+                None => foam_create(config, described.params.as_ptr(), params.len(), &mut handle, &mut error),
+                Some(comm) => foam_create_ranks(
+                    config,
+                    comm,
+                    described.params.as_ptr(),
+                    params.len(),
+                    &mut handle,
+                    &mut error,
+                ),
             }
         };
         let status = within(gpu.as_ref(), &mut create);
