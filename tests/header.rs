@@ -211,3 +211,24 @@ fn the_table_is_given_for_known_versions_only() {
         assert_eq!(table.foam_step, foam::abi::foam_step as *const std::ffi::c_void);
     }
 }
+
+/// The campaign of hostile use leaves no function out. The handlers of XLA on CUDA need the simulator, where
+/// `tests/cuda` makes each of their calls fail.
+#[test]
+fn the_campaign_calls_every_function() {
+    let mut text = std::fs::read_to_string(root().join("fuzz/src/lib.rs")).expect("the targets are readable");
+    for folder in ["tests/hostile", "tests/support"] {
+        for entry in std::fs::read_dir(root().join(folder)).expect("the folder is readable") {
+            text += &std::fs::read_to_string(entry.unwrap().path()).unwrap_or_default();
+        }
+    }
+    let symbols = std::fs::read_to_string(root().join("include/foam.symbols")).expect("a list");
+    let called = |name: &str| {
+        text.split(name)
+            .skip(1)
+            .any(|rest| !rest.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_'))
+    };
+    let missing: Vec<&str> =
+        symbols.lines().filter(|name| !name.ends_with("_cuda") && !called(name)).collect();
+    assert!(missing.is_empty(), "no part of tests/hostile calls {missing:?}");
+}

@@ -4,7 +4,8 @@
 
 use crate::guarded::Guarded;
 use crate::life::{Life, state};
-use crate::support::model::{Model, checked};
+use crate::looks::look;
+use crate::support::model::Model;
 use crate::support::random::Random;
 use crate::{Tally, count};
 use foam::abi::*;
@@ -32,13 +33,18 @@ impl Own {
         self.params.iter().map(|param| param.get().to_vec()).collect()
     }
 
-    fn step(&self, grads: &[Guarded], spoil: impl FnOnce(&mut Frame)) -> foam_status {
+    fn frame(&self, grads: &[Guarded], spoil: impl FnOnce(&mut Frame)) -> Frame {
         let mut frame = Frame::new(&self.params, grads);
         spoil(&mut frame);
         (frame.args.params, frame.args.grads) = (frame.params.as_ptr(), frame.grads.as_ptr());
         if frame.no_list {
             frame.args.grads = null();
         }
+        frame
+    }
+
+    fn step(&self, grads: &[Guarded], spoil: impl FnOnce(&mut Frame)) -> foam_status {
+        let frame = self.frame(grads, spoil);
         // SAFETY: a live handle; tensors that are what they say, or whose fault is refused before it matters.
         unsafe { foam_step(self.model.handle(), &frame.args, null_mut()) }
     }
@@ -118,7 +124,7 @@ fn gradients(life: &Life, random: &mut Random, bad: bool) -> Vec<Guarded> {
     all
 }
 
-const KEYS: [&str; 12] = [
+pub const KEYS: [&str; 12] = [
     "lr",
     "tau",
     "weight_decay",
@@ -143,7 +149,8 @@ pub fn case(seed: u64, tally: &mut Tally) {
         Own::new(&life, 1 + random.below(2), &mut Random::new(start)),
         Own::new(&life, 3 + random.below(3), &mut Random::new(start)),
     );
-    let handle = own.model.handle();
+    // Optimizers that take steps together with the two.
+    let others = [1, 2].map(|threads| Own::new(&life, threads, &mut Random::new(start ^ 1)));
     let mut kept = own.model.save();
     for _ in 0..40 {
         count(tally, "calls", 1);
@@ -152,7 +159,7 @@ pub fn case(seed: u64, tally: &mut Tally) {
             assert!(own.bits() == before, "{what}: a failed call changed a parameter; {}", life.options);
             assert!(own.model.save() == saved, "{what}: a failed call changed the state; {}", life.options);
         };
-        match random.below(10) {
+        match random.below(12) {
             0..4 => {
                 let grads = gradients(&life, &mut random, false);
                 let status = own.step(&grads, |_| {});
@@ -224,8 +231,28 @@ pub fn case(seed: u64, tally: &mut Tally) {
                 }
                 kept = own.model.save();
             }
+            9 => {
+                states(&life, &own.model, &twin.model, &mut random, &unchanged);
+                count(tally, "states moved", 1);
+            }
+            10 => {
+                let lists = [gradients(&life, &mut random, false), gradients(&life, &mut random, false)];
+                let spoils = random.below(3) == 0;
+                let mut again = random.clone();
+                let beside: Vec<_> = others.iter().map(|other| (other.bits(), other.model.save())).collect();
+                let status = together([&own, &others[0]], &lists, spoils, &mut random);
+                if status == FOAM_OK {
+                    assert_eq!(together([&twin, &others[1]], &lists, spoils, &mut again), FOAM_OK);
+                    count(tally, "steps together", 1);
+                } else {
+                    assert!(spoils, "status {status}; {}", life.options);
+                    unchanged("a spoiled step together");
+                    assert!((others[0].bits(), others[0].model.save()) == beside[0], "the other one changed");
+                    count(tally, "refused", 1);
+                }
+            }
             _ => {
-                inspect(handle, &mut random);
+                look(&life, own.model.handle(), &mut random);
                 unchanged("a look inside");
                 count(tally, "looks", 1);
             }
@@ -233,79 +260,72 @@ pub fn case(seed: u64, tally: &mut Tally) {
         assert!(own.params.iter().chain(&twin.params).all(Guarded::is_sound), "written before a parameter");
     }
     assert!(own.bits() == twin.bits(), "threads changed a parameter; {}", life.options);
+    assert!(others[0].bits() == others[1].bits(), "threads changed a parameter; {}", life.options);
     assert!(state(&own.model) == state(&twin.model), "threads changed the state; {}", life.options);
     count(tally, "twins compared", 1);
 }
 
-/// Calls that only read, with lists and texts that are too short, too long, or of other versions.
-fn inspect(handle: *mut foam_optimizer, random: &mut Random) {
-    let (mut found, mut error) = (0usize, foam_error::new());
-    let (param, block, axis) =
-        (random.below(4) as i64 - 1, random.below(3) as i64 - 1, random.below(3) as i64 - 1);
-    // SAFETY: in all of these, a live handle or NULL, C strings, and buffers of the sizes that are passed, which end
-    // where a forbidden page begins.
-    unsafe {
-        match random.below(7) {
-            0 => {
-                let size =
-                    size_of::<foam_factor_info>().saturating_sub(8 * random.below(4)) + 8 * random.below(3);
-                let room = random.below(12);
-                let items = Guarded::bytes(size * room);
-                let data = if room == 0 { null_mut() } else { items.as_ptr().cast() };
-                foam_factor_stats(handle, data, size, room, &mut found, &mut error);
-                assert!(items.is_sound());
+/// One step of two optimizers, of which the second one may be spoiled.
+fn together(both: [&Own; 2], grads: &[Vec<Guarded>; 2], spoils: bool, random: &mut Random) -> foam_status {
+    let frames = [
+        both[0].frame(&grads[0], |_| {}),
+        both[1].frame(&grads[1], |frame| {
+            if spoils {
+                spoil(frame, random);
             }
-            1 => {
-                let room = random.below(700);
-                let values = Guarded::bytes(8 * room);
-                let what = random.below(6) as i32 - 1;
-                foam_factor_read(
-                    handle,
-                    param,
-                    block,
-                    axis,
-                    what,
-                    values.as_ptr().cast(),
-                    room,
-                    &mut found,
-                    &mut error,
-                );
-                assert!(values.is_sound());
-            }
-            2 => {
-                let mut gap = 0.0;
-                foam_exact_gap(handle, param, block, axis, &mut gap, &mut error);
-            }
-            3 => {
-                let room = random.below(40);
-                let text = Guarded::bytes(room);
-                let key = CString::new(random.pick(&KEYS)).unwrap();
-                foam_get_option(handle, key.as_ptr(), text.as_ptr().cast(), room, &mut error);
-                assert!(text.is_sound());
-            }
-            4 => {
-                let room = random.below(5000);
-                let bytes = Guarded::bytes(room);
-                foam_save_memory(handle, bytes.as_ptr().cast(), room, &mut found, &mut error);
-                assert!(bytes.is_sound());
-            }
-            5 => {
-                let size = random.below(400);
-                let info = Guarded::bytes(size.max(4));
-                info.as_ptr().cast::<u32>().write_unaligned(size as u32);
-                if size >= 4 {
-                    foam_stats(handle, info.as_ptr().cast(), &mut error);
-                }
-                assert!(info.is_sound());
-            }
-            _ => {
-                assert_eq!(foam_step(null_mut(), null(), &mut error), FOAM_INVALID_ARGUMENT);
-                assert!(checked(|error| foam_synchronize(handle, error)).is_ok());
-                foam_get_api(random.bits() as u32);
-                let fields = Guarded::bytes(64 * random.below(90));
-                foam_record_fields(fields.as_ptr().cast(), 64, fields.len / 64, &mut found, &mut error);
-                assert!(fields.is_sound());
-            }
-        }
+        }),
+    ];
+    let (handles, args) = (both.map(|own| own.model.handle()), [&frames[0], &frames[1]].map(|f| f.args));
+    // SAFETY: live handles; tensors that are what they say, or whose fault is refused before it matters.
+    let status = unsafe { foam_step_together(handles.as_ptr(), args.as_ptr(), 2, null_mut()) };
+    assert!(grads.iter().flatten().all(Guarded::is_sound), "written before a gradient");
+    status
+}
+
+/// The states of all parameters are read in parts, each of which ends at a forbidden page, and go to the model itself
+/// and to its twin; damaged ones, or parts that lack something, are refused.
+fn states(life: &Life, own: &Model, twin: &Model, random: &mut Random, unchanged: &dyn Fn(&str)) {
+    let handle = own.handle();
+    let mut sizes = Vec::new();
+    for index in 0..life.specs.len() {
+        let mut bytes = 0;
+        // SAFETY: a live handle, and a place for the number.
+        let status = unsafe { foam_param_state_bytes(handle, index as i64, &mut bytes, null_mut()) };
+        assert_eq!(status, FOAM_OK);
+        sizes.push(bytes);
     }
+    let held: Vec<Guarded> = sizes.iter().map(|bytes| Guarded::bytes(*bytes as usize)).collect();
+    let part = |(bytes, held): (&u64, &Guarded)| foam_state_part {
+        offset: 0,
+        bytes: *bytes,
+        data: held.as_ptr().cast(),
+    };
+    let mut parts: Vec<foam_state_part> = sizes.iter().zip(&held).map(part).collect();
+    let stats = own.stats();
+    // SAFETY: in all of these, live handles, and parts with as many bytes as they say.
+    unsafe {
+        assert_eq!(foam_read_states(handle, parts.as_ptr(), parts.len(), null_mut()), FOAM_OK);
+        assert!(held.iter().all(Guarded::is_sound), "written before a part");
+        unchanged("reading the states");
+        let write = |model: &Model, parts: &[foam_state_part]| {
+            let (steps, skipped) = (stats.steps, stats.skipped_steps);
+            foam_write_states(model.handle(), parts.as_ptr(), parts.len(), steps, skipped, null_mut())
+        };
+        let which = random.below(parts.len());
+        let whole = parts[which];
+        match random.below(4) {
+            0 => parts[which].bytes -= 1 + random.below(whole.bytes as usize) as u64,
+            1 => parts[which].offset = random.pick(&[1, u64::MAX, 1 << 40]),
+            2 => parts[which].data = null_mut(),
+            _ => drop(parts.pop()),
+        }
+        assert_ne!(write(own, &parts), FOAM_OK, "parts that lack something");
+        unchanged("parts that lack something");
+        if parts.len() < sizes.len() {
+            parts.push(part((&sizes[parts.len()], &held[parts.len()])));
+        }
+        parts[which] = whole;
+        assert_eq!((write(own, &parts), write(twin, &parts)), (FOAM_OK, FOAM_OK));
+    }
+    unchanged("a state that was written back");
 }

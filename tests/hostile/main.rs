@@ -13,12 +13,18 @@
 
 #![cfg(target_os = "linux")]
 
+#[path = "../support/comm.rs"]
+mod comm;
+#[path = "../support/frame.rs"]
+mod frame;
 #[path = "../support/library.rs"]
 mod library;
 #[path = "../support/program.rs"]
 mod program;
 #[path = "../support/python.rs"]
 mod python;
+#[path = "../support/rank.rs"]
+mod rank;
 #[path = "../support/scarce.rs"]
 mod scarce;
 #[path = "../support/mod.rs"]
@@ -33,10 +39,13 @@ mod floats;
 mod guarded;
 mod life;
 mod limits;
+mod looks;
 mod memory;
 mod numbers;
 mod outside;
 mod processes;
+mod ranks;
+mod stacks;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -73,6 +82,8 @@ struct Part {
 
 const PARTS: &[Part] = &[
     Part { name: "calls", share: 4.0, kind: Kind::Case(calls::case) },
+    Part { name: "stacks", share: 1.0, kind: Kind::Case(stacks::case) },
+    Part { name: "ranks", share: 1.0, kind: Kind::Case(ranks::case) },
     Part { name: "corpus", share: 1.0, kind: Kind::Case(corpus::case) },
     Part { name: "memory", share: 3.0, kind: Kind::Case(memory::case) },
     Part { name: "limits", share: 1.0, kind: Kind::Case(limits::case) },
