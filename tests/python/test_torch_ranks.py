@@ -71,12 +71,12 @@ def test_faults_are_errors_on_all_ranks(tmp_path):
     run("faults", 2, tmp_path)
 
 
-@pytest.mark.parametrize("sharded, sizes", [(False, (2, 3, 4)), (True, (2,))])
+@pytest.mark.parametrize("sharded, sizes", [(False, (2, 3)), (True, (2,))])
 def test_real_runs_stand_beside_what_scaling_models(sharded, sizes, command):
     words = ["up=96x64", "down=64x96", "norm=96", "--measure", "3", "--ranks", *map(str, sizes)]
     options = ["--set", "max_factor_dim=32", "check_period=2"]
     done = command("-m", "foam", "scaling", *words, *(["--sharded"] if sharded else []), *options)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines()]
     assert head[8:] == ["measured: state", "work, largest / mean", "collectives", "bytes sent"] and len(rows) == len(sizes)
     for ranks, row in zip(sizes, rows):

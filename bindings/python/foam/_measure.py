@@ -94,6 +94,9 @@ class World:
     def end(self) -> Measured:
         """What all steps came to. No steps after it."""
         said = self._ask("end")
+        # One that is ended before the others have left would be an error on them.
+        for rank in self._ranks:
+            rank.wait(timeout=60)
         return Measured(
             [each["state"] for each in said],
             self._steps,
