@@ -3,8 +3,8 @@
 //! little beside the state; and what is no checkpoint costs nothing. One test, in a program of its own, because the
 //! allocator is the whole process's.
 
-#[path = "exhausted/ranks.rs"]
-mod ranks;
+#[path = "exhausted/one_rank.rs"]
+mod one_rank;
 #[path = "support/scarce.rs"]
 mod scarce;
 mod support;
@@ -562,7 +562,7 @@ fn every_function_survives_the_end_of_memory() {
     steps();
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("exhausted-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
-    ranks::every_refused_allocation_is_reported(&folder);
+    one_rank::every_refused_allocation_is_reported(&folder);
     every_refused_allocation_is_reported(&folder);
     little_memory_is_needed_beside_the_state(&folder);
     nonsense_costs_nothing(&folder);
