@@ -183,6 +183,9 @@ fn print(what: &str, tallies: &BTreeMap<&str, Tally>) {
 
 #[test]
 fn a_fault_in_a_plain_step_changes_nothing_or_says_what_is_lost() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated_with(&["eager"], &QUIETLY, || {
         let tallies = sweep(bed, 5);
         print("plain step", &tallies);

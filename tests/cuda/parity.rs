@@ -207,6 +207,9 @@ fn every_policy_agrees_with_the_cpu() {
 /// go either way. None of this model's is: counters are equal at eight times the usual error as well.
 #[test]
 fn every_policy_decides_as_the_cpu_in_f32() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     policies_in_f32("8");
 }
 
@@ -228,6 +231,9 @@ fn policies_in_f32(noise: &str) {
 
 #[test]
 fn every_option_of_the_step_agrees_with_the_cpu() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated_with(&["eager"], &[], || {
         for options in [
             "grafting=none",
@@ -281,6 +287,9 @@ fn run_of(shapes: &[[usize; 2]], options: &str, steps: usize) -> (Vec<foam_facto
 /// Sides of several strips, the last of them not whole; the rules of the certificate are all used.
 #[test]
 fn factors_of_several_strips_agree_with_the_cpu() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated_with(&["eager"], &[], || {
         let mut rules = [0; 4];
         for options in [

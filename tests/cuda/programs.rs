@@ -140,6 +140,9 @@ fn the_cost_model_says_that_it_is_one() {
 /// The measurements of the first run on a GPU, on the simulator: every part runs, and the report says what it is.
 #[test]
 fn the_measurements_write_one_report() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     let report = SCRATCH.join("cuda-report.json");
     std::fs::create_dir_all(&*SCRATCH).expect("the scratch folder is writable");
     let path = report.to_str().expect("the scratch folder has a plain name");

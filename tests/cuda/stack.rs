@@ -265,6 +265,9 @@ fn the_handlers_do_what_a_handle_does() {
 
 #[test]
 fn every_policy_and_option_agrees() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated_with(&["eager"], &[], || {
         for policy in [
             "foam_fixed_epsilon",

@@ -132,7 +132,6 @@ def test_inside_a_shard_map_of_the_users(checked):
         np.testing.assert_allclose(one, another, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("checked", [False, True])
 def test_every_device_its_own_parameters_without_a_word_between_them(checked):
     """Expert or pipeline parallelism: the plain optimizer, and no collective at all in the program."""
