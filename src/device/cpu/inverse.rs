@@ -1,10 +1,11 @@
 //! The inverse of a symmetric positive definite matrix, by halves: nearly all of its n³ operations are products.
 
-use super::product::{Span2, multiply, multiply_lower};
-use super::real::{Real, vectorized};
+use super::product::{self, Span2, multiply, multiply_lower};
+use super::real::Real;
+use super::sweep;
 
-/// Matrices up to this side are inverted number by number.
-const LEAF: usize = 32;
+/// Of matrices up to this side, only the lower triangle is read.
+pub(super) const ONE_TRIANGLE: usize = sweep::SIDE;
 
 /// The symmetric matrix `a`, of which both triangles are given, becomes its inverse, of which at least the lower triangle
 /// is; `room` has its size. False, and `a` is destroyed, if it is not positive definite.
@@ -19,24 +20,25 @@ pub(super) unsafe fn invert<S: Real>(a: Span2<S>, room: Span2<S>) -> bool {
     let one = S::of(1.0);
     // SAFETY: parts of the two that do not overlap.
     unsafe {
-        if n <= LEAF {
-            return vectorized(
-                #[inline(always)]
-                || invert_leaf(a),
-            );
+        if n <= ONE_TRIANGLE {
+            return sweep::invert(a);
         }
-        let half = (n / 2).next_multiple_of(LEAF / 2).min(n - 1);
+        // A multiple of what a sweep pads to.
+        let half = (n / 2).next_multiple_of(16).min(n - 1);
         let rest = n - half;
         let (p, b, d) =
             (a.part(0, 0, half, half), a.part(half, 0, rest, half), a.part(half, half, rest, rest));
-        let w = room.part(half, 0, rest, half);
+        let (b_transposed, w) = (a.part(0, half, half, rest), room.part(half, 0, rest, half));
         if !invert(p, room.part(0, 0, half, half)) {
             return false;
         }
         mirror(p);
         multiply(w, false, b, p, one);
-        multiply_lower(d, true, w, b.t(), S::of(-1.0));
-        mirror(d);
+        // Not by b.t(): its rows would be far apart.
+        multiply_lower(d, true, w, b_transposed, S::of(-1.0));
+        if rest > ONE_TRIANGLE {
+            mirror(d);
+        }
         if !invert(d, room.part(half, half, rest, rest)) {
             return false;
         }
@@ -47,61 +49,13 @@ pub(super) unsafe fn invert<S: Real>(a: Span2<S>, room: Span2<S>) -> bool {
     }
 }
 
-/// Gauss and Jordan's elimination, without a choice of pivots.
-///
-/// # Safety
-/// As [`invert`].
-#[inline(always)]
-unsafe fn invert_leaf<S: Real>(a: Span2<S>) -> bool {
-    let n = a.rows;
-    let at = |i: usize, j: usize| a.data.wrapping_add(i * a.row + j * a.col);
-    let mut columns = [[S::default(); LEAF]; LEAF];
-    for (j, column) in columns[..n].iter_mut().enumerate() {
-        // SAFETY: the caller's contract.
-        column[..n].iter_mut().enumerate().for_each(|(i, x)| *x = unsafe { at(i, j).read() });
-    }
-    for k in 0..n {
-        let pivot = columns[k][k].wide();
-        if !(pivot > 0.0 && pivot.is_finite()) {
-            return false;
-        }
-        let inverse = S::of(1.0) / columns[k][k];
-        let mut own = columns[k];
-        own[k] = S::default();
-        columns[k] = [S::default(); LEAF];
-        columns[k][k] = S::of(1.0);
-        for column in &mut columns[..n] {
-            let factor = column[k] * inverse;
-            column.iter_mut().zip(&own).for_each(|(x, own)| *x -= *own * factor);
-            column[k] = factor;
-        }
-    }
-    for (j, column) in columns[..n].iter().enumerate() {
-        // SAFETY: the caller's contract.
-        column[..n].iter().enumerate().for_each(|(i, x)| unsafe { at(i, j).write(*x) });
-    }
-    true
-}
-
-/// Side of the tiles in which a triangle is copied onto the other.
-const TILE: usize = 16;
-
 /// The upper triangle becomes the mirror image of the lower one.
 ///
 /// # Safety
-/// Valid and nobody else's.
+/// Valid and nobody else's; its columns are contiguous.
 unsafe fn mirror<S: Real>(a: Span2<S>) {
-    let at = |i: usize, j: usize| a.data.wrapping_add(i * a.row + j * a.col);
-    for first_col in (0..a.cols).step_by(TILE) {
-        for first_row in (first_col..a.rows).step_by(TILE) {
-            for j in first_col..(first_col + TILE).min(a.cols) {
-                for i in first_row.max(j + 1)..(first_row + TILE).min(a.rows) {
-                    // SAFETY: the caller's contract.
-                    unsafe { at(j, i).write(at(i, j).read()) };
-                }
-            }
-        }
-    }
+    // SAFETY: the caller's contract.
+    unsafe { product::mirror::<S, S>(a.data, a.col, a.data, a.col, a.rows, 1.0) };
 }
 
 #[cfg(test)]
@@ -137,7 +91,7 @@ mod tests {
 
     #[test]
     fn the_inverse_is_one_and_an_indefinite_matrix_has_none() {
-        for n in [1, 2, 31, 32, 33, 48, 65, 130] {
+        for n in [1, 2, 15, 16, 17, 31, 48, 63, 64, 65, 100, 130] {
             check::<f64>(n, 0.5, 1e-12);
             check::<f32>(n, 0.5, 1e-4);
             check::<f64>(n, -4.0, 0.0);

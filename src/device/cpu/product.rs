@@ -1,6 +1,7 @@
 //! Matrix products on raw, strided memory: a thin layer over faer, plus what keeps symmetry's gain.
 
-use super::real::{Real, vectorized};
+use super::lanes::{LANES, Lanes};
+use super::real::{Real, fused, vectorized};
 use crate::error::Result;
 use crate::memory::{filled, probe};
 use faer::{Accum, MatMut, MatRef, Par};
@@ -193,77 +194,121 @@ pub unsafe fn multiply_lower<T: Real>(
 
 /// Side of the tiles in which a triangle is copied onto the other.
 const TILE: usize = 32;
-/// Side of the parts of a tile that are transposed in registers.
-const PART: usize = 8;
+
+/// A lower triangle that is copied onto both triangles of a matrix.
+struct Mirror<S, W> {
+    source: *const S,
+    /// Elements per column of the source.
+    stride: usize,
+    target: *mut W,
+    /// Elements per column of the target.
+    pitch: usize,
+    n: usize,
+    scale: f64,
+}
 
 /// Copies the lower triangle of a column-major `source` of side `n`, times `scale`, into both triangles
 /// of `target`, converting on the way.
 ///
 /// # Safety
-/// Both are `n`×`n` column-major, `source` with `stride` elements a column; they do not overlap unless
-/// they are the same memory of the same type and stride.
+/// Both are `n`×`n` column-major, `source` with `stride` elements a column, `target` with `pitch`; they do not overlap
+/// unless they are the same memory of the same type and stride.
 pub unsafe fn mirror<S: Real, W: Real>(
     source: *const S,
     stride: usize,
     target: *mut W,
+    pitch: usize,
     n: usize,
     scale: f64,
 ) {
-    vectorized(
-        #[inline(always)]
-        || {
-            for first_col in (0..n).step_by(TILE) {
-                for first_row in (first_col..n).step_by(TILE) {
-                    for col in (first_col..(first_col + TILE).min(n)).step_by(PART) {
-                        for row in (first_row.max(col)..(first_row + TILE).min(n)).step_by(PART) {
-                            // SAFETY: the caller's contract; the part lies within the matrix.
-                            unsafe { mirror_part(source, stride, target, n, scale, row, col) };
+    let mirror = Mirror { source, stride, target, pitch, n, scale };
+    // SAFETY: the caller's contract; the wide instructions are there.
+    unsafe {
+        if fused() {
+            vectorized(
+                #[inline(always)]
+                || mirror.copy::<W::Lanes>(),
+            );
+        } else {
+            mirror.copy::<[W; LANES]>();
+        }
+    }
+}
+
+impl<S: Real, W: Real> Mirror<S, W> {
+    /// # Safety
+    /// As [`mirror`]; the CPU has the instructions of `L`.
+    #[inline(always)]
+    unsafe fn copy<L: Lanes<W>>(&self) {
+        let n = self.n;
+        for first_col in (0..n).step_by(TILE) {
+            for first_row in (first_col..n).step_by(TILE) {
+                for col in (first_col..(first_col + TILE).min(n)).step_by(LANES) {
+                    for row in (first_row.max(col)..(first_row + TILE).min(n)).step_by(LANES) {
+                        // SAFETY: the caller's contract; the part lies within the matrix.
+                        unsafe {
+                            if row + LANES <= n {
+                                self.part::<L>(row, col);
+                            } else {
+                                self.edge(row, col);
+                            }
                         }
                     }
                 }
             }
-        },
-    );
-}
+        }
+    }
 
-/// The part of [`mirror`] that starts at (`row`, `col`).
-///
-/// # Safety
-/// As [`mirror`]; row, col < n.
-#[inline(always)]
-unsafe fn mirror_part<S: Real, W: Real>(
-    source: *const S,
-    stride: usize,
-    target: *mut W,
-    n: usize,
-    scale: f64,
-    row: usize,
-    col: usize,
-) {
-    let convert = |x: S| if scale == 1.0 { W::of(x.wide()) } else { W::of(x.wide() * scale) };
-    // SAFETY: the caller's contract.
-    unsafe {
-        if row == col || row + PART > n || col + PART > n {
-            for j in col..(col + PART).min(n) {
-                for i in row.max(j)..(row + PART).min(n) {
-                    let x = convert(source.add(i + j * stride).read());
-                    target.add(i + j * n).write(x);
-                    target.add(j + i * n).write(x);
+    #[inline(always)]
+    fn convert(&self, x: S) -> W {
+        if self.scale == 1.0 { W::of(x.wide()) } else { W::of(x.wide() * self.scale) }
+    }
+
+    /// The part of [`LANES`] rows and columns that starts at (`row`, `col`), at or below the diagonal.
+    ///
+    /// # Safety
+    /// As [`Mirror::copy`]; the part lies within the matrix.
+    #[inline(always)]
+    unsafe fn part<L: Lanes<W>>(&self, row: usize, col: usize) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let mut columns = [L::splat(W::default()); LANES];
+            for j in 0..LANES {
+                let from = &*self.source.add(row + (col + j) * self.stride).cast::<[S; LANES]>();
+                let mut converted = [W::default(); LANES];
+                for i in 0..LANES {
+                    converted[i] = self.convert(from[i]);
+                }
+                columns[j] = L::load(&converted);
+            }
+            let rows = L::transpose(columns);
+            for k in 0..LANES {
+                let below = &mut *self.target.add(row + (col + k) * self.pitch).cast::<[W; LANES]>();
+                if row == col {
+                    rows[k].then(k, columns[k]).store(below);
+                } else {
+                    columns[k].store(below);
+                    rows[k].store(&mut *self.target.add(col + (row + k) * self.pitch).cast::<[W; LANES]>());
                 }
             }
-            return;
         }
-        let mut columns = [[W::default(); PART]; PART];
-        for (j, column) in columns.iter_mut().enumerate() {
-            let from = source.add(row + (col + j) * stride).cast::<[S; PART]>().read_unaligned();
-            *column = from.map(convert);
-        }
-        for (j, column) in columns.iter().enumerate() {
-            target.add(row + (col + j) * n).cast::<[W; PART]>().write_unaligned(*column);
-        }
-        for i in 0..PART {
-            let across = columns.map(|column| column[i]);
-            target.add(col + (row + i) * n).cast::<[W; PART]>().write_unaligned(across);
+    }
+
+    /// The same where the matrix has fewer rows.
+    ///
+    /// # Safety
+    /// As [`mirror`].
+    #[inline(always)]
+    unsafe fn edge(&self, row: usize, col: usize) {
+        for j in col..(col + LANES).min(self.n) {
+            for i in row.max(j)..self.n {
+                // SAFETY: the caller's contract.
+                unsafe {
+                    let x = self.convert(self.source.add(i + j * self.stride).read());
+                    self.target.add(i + j * self.pitch).write(x);
+                    self.target.add(j + i * self.pitch).write(x);
+                }
+            }
         }
     }
 }
@@ -282,7 +327,7 @@ mod tests {
             unsafe {
                 multiply_lower(Span2::square(lower.as_mut_ptr(), n), true, a_span, a_span.t(), 0.5);
                 multiply(Span2::square(full.as_mut_ptr(), n), true, a_span, a_span.t(), 0.5);
-                mirror(lower.as_ptr(), n, lower.as_mut_ptr(), n, 1.0);
+                mirror(lower.as_ptr(), n, lower.as_mut_ptr(), n, n, 1.0);
             }
             assert_eq!(lower, full, "side {n}");
         }

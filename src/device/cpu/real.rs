@@ -1,5 +1,10 @@
 //! The two working precisions, and the way between them and the caller's element types.
 
+#[cfg(not(target_arch = "x86_64"))]
+use super::lanes::LANES;
+use super::lanes::Lanes;
+#[cfg(target_arch = "x86_64")]
+use super::lanes::wide;
 use crate::tensor::{DType, TensorRef};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -26,6 +31,8 @@ pub trait Real:
     + Sync
     + 'static
 {
+    /// Eight of them in registers, for a CPU that is [`fused`].
+    type Lanes: Lanes<Self>;
     /// The element type of a tensor that holds such numbers.
     const DTYPE: DType;
     /// Its largest finite value.
@@ -55,8 +62,12 @@ pub trait Real:
 }
 
 macro_rules! implement {
-    ($type:ty, $dtype:expr, $tolerance:expr, $to_slice:ident, $from_slice:ident) => {
+    ($type:ty, $lanes:ty, $dtype:expr, $tolerance:expr, $to_slice:ident, $from_slice:ident) => {
         impl Real for $type {
+            #[cfg(target_arch = "x86_64")]
+            type Lanes = $lanes;
+            #[cfg(not(target_arch = "x86_64"))]
+            type Lanes = [Self; LANES];
             const DTYPE: DType = $dtype;
             const LARGEST: f64 = <$type>::MAX as f64;
             const STEP: f64 = <$type>::EPSILON as f64;
@@ -153,8 +164,8 @@ macro_rules! implement {
     };
 }
 
-implement!(f32, DType::F32, 1e-4, convert_to_f32_slice, convert_from_f32_slice);
-implement!(f64, DType::F64, 1e-9, convert_to_f64_slice, convert_from_f64_slice);
+implement!(f32, wide::Singles, DType::F32, 1e-4, convert_to_f32_slice, convert_from_f32_slice);
+implement!(f64, wide::Doubles, DType::F64, 1e-9, convert_to_f64_slice, convert_from_f64_slice);
 
 /// The elements of a caller's tensor from `offset` on, where they can be used as they lie.
 #[inline(always)]
@@ -210,6 +221,12 @@ pub fn sum_of_squares<W: Real>(values: &[W]) -> f64 {
         *lane += *x * *x;
     }
     lanes.iter().map(|lane| lane.wide()).sum()
+}
+
+/// Whether the CPU has what [`Real::Lanes`] need, in a body that runs [`vectorized`]: on x86-64, AVX2 and FMA.
+#[inline(always)]
+pub fn fused() -> bool {
+    !matches!(pulp::Arch::new(), pulp::Arch::Scalar)
 }
 
 /// Runs `body`, compiled for the widest vectors that the CPU has, if it and all that it calls is inlined.

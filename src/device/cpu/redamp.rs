@@ -72,6 +72,6 @@ fn redamp_factor<W: Real, S: Real>(
     // SAFETY: two matrices of the scratch; the inverse root has n² numbers.
     unsafe {
         multiply_lower(root, false, b, b.t(), S::of(1.0));
-        mirror::<S, W>(root.data, n, shared.slot::<W>(factor.inverse_root), n, 1.0);
+        mirror::<S, W>(root.data, n, shared.slot::<W>(factor.inverse_root), n, n, 1.0);
     }
 }

@@ -119,7 +119,8 @@ impl Scratch {
     pub fn load_statistic<S: Real>(&self, shared: &Shared, factor: &FactorPlan, scale: f64) {
         // SAFETY: the statistic has dim² numbers, and so has matrix 0.
         unsafe {
-            mirror::<S, S>(shared.slot::<S>(factor.statistic), factor.dim, self.matrix(0), factor.dim, scale);
+            let n = factor.dim;
+            mirror::<S, S>(shared.slot::<S>(factor.statistic), n, self.matrix(0), n, n, scale);
         }
     }
 

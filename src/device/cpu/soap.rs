@@ -629,7 +629,7 @@ fn turn_in_basis<W: Real, S: Real>(
     unsafe {
         multiply(second, false, first, z, one);
         multiply_lower(first, false, z.t(), second, one);
-        mirror::<S, S>(first.data, n, shared.slot::<S>(factor.statistic), n, 1.0);
+        mirror::<S, S>(first.data, n, shared.slot::<S>(factor.statistic), n, n, 1.0);
     }
     load_basis::<W, S>(shared, factor, scratch, 0);
     // SAFETY: as above.
