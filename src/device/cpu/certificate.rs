@@ -7,6 +7,7 @@ use super::passes::{VECTORS, Vectors, ball, is_refuted, scale, spectral_radius};
 use super::product::{Span2, mirror};
 use super::real::{Real, fused, vectorized};
 use super::scratch::Scratch;
+use super::sweep;
 use crate::device::Certificate;
 use crate::preconditioner::bound::{self, Coupling, LARGEST_AIM, Remainder};
 use crate::preconditioner::damping::inverse_power;
@@ -177,16 +178,14 @@ impl<S: Real> Corrected<'_, S> {
         let enough = remainder.largest_loss(aim).max(bound::spectral_loss(q, aim, radius));
         let margin = 0.5 * n_real * S::STEP;
         let possible = enough < loss && enough > margin;
-        // SAFETY: the wide instructions are there.
-        let mut refuted =
-            || wide_or_plain!(L, unsafe { is_refuted::<S, L<S>>(m, &mut vectors, enough - margin) });
-        if possible && !refuted() {
-            copy_lower(m, work, S::of(enough - margin), n);
-            if factorize(work, n, scratch) {
-                loss = enough;
-                let bound = by_loss(loss).min(bound::spectral_form(q, loss, radius));
-                return found(bound, BoundRule::Spectral, loss, true);
-            }
+        let mut refuted = || {
+            // SAFETY: the wide instructions are there.
+            wide_or_plain!(L, unsafe { is_refuted::<S, L<S>>(m, &mut vectors, enough - margin) })
+        };
+        if possible && !refuted() && is_definite(m, enough - margin, work, scratch) {
+            loss = enough;
+            let bound = by_loss(loss).min(bound::spectral_form(q, loss, radius));
+            return found(bound, BoundRule::Spectral, loss, true);
         }
         let by_sandwich = if invert(m, work, inverse, n) {
             // SAFETY: the wide instructions are there.
@@ -218,9 +217,15 @@ fn copy_lower<S: Real>(m: &[S], target: &mut [S], diagonal: S, n: usize) {
     }
 }
 
-/// The lower triangle of `matrix` becomes its Cholesky factor. False if it is not positive definite.
-fn factorize<S: Real>(matrix: &mut [S], n: usize, scratch: &mut Scratch) -> bool {
-    let whole = MatMut::from_column_major_slice_mut(matrix, n, n);
+/// Whether `shift`·I + M is positive definite; `work` is used.
+fn is_definite<S: Real>(m: &mut [S], shift: f64, work: &mut [S], scratch: &mut Scratch) -> bool {
+    let n = m.len().isqrt();
+    if n <= sweep::SIDE {
+        // SAFETY: a square matrix.
+        return unsafe { sweep::is_definite(Span2::square(m.as_mut_ptr(), n), S::of(shift)) };
+    }
+    copy_lower(m, work, S::of(shift), n);
+    let whole = MatMut::from_column_major_slice_mut(work, n, n);
     let stack = scratch.stack();
     llt::factor::cholesky_in_place(whole, Default::default(), Par::Seq, stack, tuned()).is_ok()
 }

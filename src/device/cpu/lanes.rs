@@ -1,5 +1,8 @@
 //! Eight numbers of a working precision in vector registers, for loops that the compiler does not turn into vectors well.
 
+// Iterators over arrays of vectors are not always inlined, and instructions beyond the baseline must be.
+#![allow(clippy::needless_range_loop)]
+
 use super::real::Real;
 
 /// Numbers that are worked on together.
@@ -135,68 +138,79 @@ pub(super) mod wide {
     static SINGLES: [i32; 16] = [0, 0, 0, 0, 0, 0, 0, 0, -1, -1, -1, -1, -1, -1, -1, -1];
     static DOUBLES: [i64; 16] = [0, 0, 0, 0, 0, 0, 0, 0, -1, -1, -1, -1, -1, -1, -1, -1];
 
-    // SAFETY of all: `load` and `splat` promise the instructions for all that they make.
     impl Lanes<f32> for Singles {
         #[inline(always)]
         unsafe fn load(from: &[f32; LANES]) -> Self {
+            // SAFETY: the caller's contract.
             unsafe { Singles(_mm256_loadu_ps(from.as_ptr())) }
         }
 
         #[inline(always)]
         unsafe fn splat(x: f32) -> Self {
+            // SAFETY: the caller's contract.
             unsafe { Singles(_mm256_set1_ps(x)) }
         }
 
         #[inline(always)]
         fn store(self, to: &mut [f32; LANES]) {
+            // SAFETY: what is there was made under the contract.
             unsafe { _mm256_storeu_ps(to.as_mut_ptr(), self.0) }
         }
 
         #[inline(always)]
         fn plus(self, b: Self) -> Self {
+            // SAFETY: what is there was made under the contract.
             unsafe { Singles(_mm256_add_ps(self.0, b.0)) }
         }
 
         #[inline(always)]
         fn minus(self, b: Self) -> Self {
+            // SAFETY: what is there was made under the contract.
             unsafe { Singles(_mm256_sub_ps(self.0, b.0)) }
         }
 
         #[inline(always)]
         fn times(self, b: Self) -> Self {
+            // SAFETY: what is there was made under the contract.
             unsafe { Singles(_mm256_mul_ps(self.0, b.0)) }
         }
 
         #[inline(always)]
         fn times_plus(self, b: Self, c: Self) -> Self {
+            // SAFETY: what is there was made under the contract.
             unsafe { Singles(_mm256_fmadd_ps(self.0, b.0, c.0)) }
         }
 
         #[inline(always)]
         fn over(self, b: Self) -> Self {
+            // SAFETY: what is there was made under the contract.
             unsafe { Singles(_mm256_div_ps(self.0, b.0)) }
         }
 
         #[inline(always)]
         fn size(self) -> Self {
+            // SAFETY: what is there was made under the contract.
             unsafe { Singles(_mm256_andnot_ps(_mm256_set1_ps(-0.0), self.0)) }
         }
 
         #[inline(always)]
         fn with(self, k: usize, b: Self) -> Self {
             let mask = SINGLE[LANES - k..][..LANES].as_ptr();
+            // SAFETY: what is there was made under the contract.
             unsafe { Singles(_mm256_blendv_ps(self.0, b.0, _mm256_loadu_ps(mask.cast()))) }
         }
 
         #[inline(always)]
         fn then(self, k: usize, b: Self) -> Self {
             let mask = SINGLES[LANES - k..][..LANES].as_ptr();
+            // SAFETY: what is there was made under the contract.
             unsafe { Singles(_mm256_blendv_ps(self.0, b.0, _mm256_loadu_ps(mask.cast()))) }
         }
 
         #[inline(always)]
         fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
             let [a, b, c, d, e, f, g, h] = rows;
+            // SAFETY: what is there was made under the contract.
             unsafe {
                 let low = [
                     _mm256_unpacklo_ps(a.0, b.0),
@@ -217,9 +231,13 @@ pub(super) mod wide {
     }
 
     /// Pairs of rows become quarters of columns: the first two, and those four further on.
+    ///
+    /// # Safety
+    /// As [`Lanes::load`].
     #[inline(always)]
     unsafe fn quarters(pairs: [__m256; 4]) -> [Singles; 4] {
         let [ab, cd, ef, gh] = pairs;
+        // SAFETY: the caller's contract.
         unsafe {
             let (first, first_next) = (_mm256_shuffle_ps::<0x44>(ab, cd), _mm256_shuffle_ps::<0x44>(ef, gh));
             let (second, second_next) =
@@ -236,16 +254,19 @@ pub(super) mod wide {
     impl Lanes<f64> for Doubles {
         #[inline(always)]
         unsafe fn load(from: &[f64; LANES]) -> Self {
+            // SAFETY: the caller's contract.
             unsafe { Doubles(_mm256_loadu_pd(from.as_ptr()), _mm256_loadu_pd(from.as_ptr().add(4))) }
         }
 
         #[inline(always)]
         unsafe fn splat(x: f64) -> Self {
+            // SAFETY: the caller's contract.
             unsafe { Doubles(_mm256_set1_pd(x), _mm256_set1_pd(x)) }
         }
 
         #[inline(always)]
         fn store(self, to: &mut [f64; LANES]) {
+            // SAFETY: what is there was made under the contract.
             unsafe {
                 _mm256_storeu_pd(to.as_mut_ptr(), self.0);
                 _mm256_storeu_pd(to.as_mut_ptr().add(4), self.1);
@@ -254,31 +275,37 @@ pub(super) mod wide {
 
         #[inline(always)]
         fn plus(self, b: Self) -> Self {
+            // SAFETY: what is there was made under the contract.
             unsafe { Doubles(_mm256_add_pd(self.0, b.0), _mm256_add_pd(self.1, b.1)) }
         }
 
         #[inline(always)]
         fn minus(self, b: Self) -> Self {
+            // SAFETY: what is there was made under the contract.
             unsafe { Doubles(_mm256_sub_pd(self.0, b.0), _mm256_sub_pd(self.1, b.1)) }
         }
 
         #[inline(always)]
         fn times(self, b: Self) -> Self {
+            // SAFETY: what is there was made under the contract.
             unsafe { Doubles(_mm256_mul_pd(self.0, b.0), _mm256_mul_pd(self.1, b.1)) }
         }
 
         #[inline(always)]
         fn times_plus(self, b: Self, c: Self) -> Self {
+            // SAFETY: what is there was made under the contract.
             unsafe { Doubles(_mm256_fmadd_pd(self.0, b.0, c.0), _mm256_fmadd_pd(self.1, b.1, c.1)) }
         }
 
         #[inline(always)]
         fn over(self, b: Self) -> Self {
+            // SAFETY: what is there was made under the contract.
             unsafe { Doubles(_mm256_div_pd(self.0, b.0), _mm256_div_pd(self.1, b.1)) }
         }
 
         #[inline(always)]
         fn size(self) -> Self {
+            // SAFETY: what is there was made under the contract.
             unsafe {
                 let sign = _mm256_set1_pd(-0.0);
                 Doubles(_mm256_andnot_pd(sign, self.0), _mm256_andnot_pd(sign, self.1))
@@ -288,6 +315,7 @@ pub(super) mod wide {
         #[inline(always)]
         fn with(self, k: usize, b: Self) -> Self {
             let mask = DOUBLE[LANES - k..][..LANES].as_ptr().cast();
+            // SAFETY: what is there was made under the contract.
             unsafe {
                 let (low, high) = (_mm256_loadu_pd(mask), _mm256_loadu_pd(mask.add(4)));
                 Doubles(_mm256_blendv_pd(self.0, b.0, low), _mm256_blendv_pd(self.1, b.1, high))
@@ -297,6 +325,7 @@ pub(super) mod wide {
         #[inline(always)]
         fn then(self, k: usize, b: Self) -> Self {
             let mask = DOUBLES[LANES - k..][..LANES].as_ptr().cast();
+            // SAFETY: what is there was made under the contract.
             unsafe {
                 let (low, high) = (_mm256_loadu_pd(mask), _mm256_loadu_pd(mask.add(4)));
                 Doubles(_mm256_blendv_pd(self.0, b.0, low), _mm256_blendv_pd(self.1, b.1, high))

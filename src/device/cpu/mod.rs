@@ -9,6 +9,7 @@ mod evd;
 pub mod gap;
 mod inverse;
 mod lanes;
+mod lower;
 mod passes;
 mod pool;
 mod product;

@@ -1,6 +1,9 @@
 //! The passes over M of a certificate, in the precision of the statistic, [`LANES`] rows at a time: rows of such a group
 //! that are not below the diagonal are made zero, and vectors are padded with zeros to whole groups.
 
+// Iterators over arrays of vectors are not always inlined, and instructions beyond the baseline must be.
+#![allow(clippy::needless_range_loop)]
+
 use super::lanes::{LANES, Lanes};
 use super::real::Real;
 use crate::preconditioner::bound::Coupling;
@@ -331,7 +334,7 @@ fn dot<S: Real>(x: &[S], y: &[S]) -> f64 {
 
 /// Steps of Lanczos's method before a Cholesky factorization, which costs more of them the larger it is.
 fn lanczos_steps(n: usize) -> usize {
-    6 + (n / 64).min(12)
+    2 + (n / 32).min(14)
 }
 
 /// Whether mI + M is found not to be positive definite, m = `shift`, so that a factorization would be in vain: Lanczos's

@@ -1,6 +1,7 @@
 //! Matrix products on raw, strided memory: a thin layer over faer, plus what keeps symmetry's gain.
 
 use super::lanes::{LANES, Lanes};
+use super::lower;
 use super::real::{Real, fused, vectorized};
 use crate::error::Result;
 use crate::memory::{filled, probe};
@@ -131,6 +132,8 @@ const DIAGONAL: usize = 96;
 /// Narrower panels cost more than they save. Measured at the sides 48 to 128 in single precision: 0.6 to 0.9 of the time
 /// of the full product.
 const COLUMNS: usize = 24;
+/// A product of so few rows is done in full.
+const FEW_ROWS: usize = 16;
 /// A product of fewer terms is done in full: a panel would cost more to begin than to compute.
 const FEW_TERMS: usize = 16;
 
@@ -149,6 +152,9 @@ pub unsafe fn multiply_lower<T: Real>(
     let (n, k) = (target.rows, left.cols);
     // SAFETY: parts of valid matrices, disjoint in the target.
     unsafe {
+        if n > FEW_ROWS && k >= FEW_TERMS && lower::takes(&target, &left) {
+            return lower::multiply(target, add, left, right, alpha);
+        }
         if n <= COLUMNS || (n <= DIAGONAL && k < FEW_TERMS) {
             return multiply(target, add, left, right, alpha);
         }
@@ -269,6 +275,7 @@ impl<S: Real, W: Real> Mirror<S, W> {
     /// # Safety
     /// As [`Mirror::copy`]; the part lies within the matrix.
     #[inline(always)]
+    #[allow(clippy::needless_range_loop)]
     unsafe fn part<L: Lanes<W>>(&self, row: usize, col: usize) {
         // SAFETY: the caller's contract.
         unsafe {

@@ -1,8 +1,12 @@
-//! The inverse of a small symmetric positive definite matrix, by sweeps of a few columns at a time, in the first cache.
+//! Small symmetric positive definite matrices in the first cache, a few columns at a time: the inverse by sweeps, and
+//! whether a matrix is one, by a Cholesky factorization.
 //!
 //! With the pivot block P, the columns U of its rows and W = U·P⁻¹, a sweep replaces P by −P⁻¹, U by W and every other
 //! part A_ij by A_ij − W_i·U_jᵀ. It keeps the matrix symmetric, so that one triangle is enough; when every block was
 //! swept, the matrix is −A⁻¹. The pivot blocks are Schur complements, as in a Cholesky factorization.
+
+// Iterators over arrays of vectors are not always inlined, and instructions beyond the baseline must be.
+#![allow(clippy::needless_range_loop)]
 
 use super::lanes::{LANES, Lanes};
 use super::product::Span2;
@@ -16,8 +20,8 @@ const COLUMNS: usize = 4;
 /// Columns of the matrix, or of a panel of it.
 type Columns<S, const N: usize> = [[S; SIDE]; N];
 
-/// The symmetric matrix `a` of at most [`SIDE`] rows, of which the lower triangle is read, becomes its inverse, of which
-/// the lower triangle is written. False, and `a` is unchanged, if it is not positive definite.
+/// The symmetric matrix `a` of at most [`SIDE`] rows, of which the lower triangle counts, becomes its inverse, of which at
+/// least the lower triangle is written. False, and `a` is unchanged, if it is not positive definite.
 ///
 /// # Safety
 /// Valid and nobody else's; its columns are contiguous.
@@ -49,33 +53,150 @@ pub(super) unsafe fn invert<S: Real>(a: Span2<S>) -> bool {
 unsafe fn invert_as<S: Real, L: Lanes<S>, const R: usize>(a: Span2<S>) -> bool {
     let n = a.rows;
     let mut x: Columns<S, SIDE> = [[S::default(); SIDE]; SIDE];
-    // SAFETY: the caller's contract.
-    let column = |j: usize| unsafe { std::slice::from_raw_parts_mut(a.data.add(j + j * a.col), n - j) };
-    for (j, own) in x[..n].iter_mut().enumerate() {
-        own[j..n].copy_from_slice(column(j));
-    }
-    // Rows and columns of the identity do not touch the rest.
     let padded = n.next_multiple_of(R * LANES);
-    (n..padded).for_each(|j| x[j][j] = S::of(1.0));
-    // The blocks on the diagonal, of a tile's rows, are kept whole.
-    for start in (0..padded).step_by(R * LANES) {
-        for j in start..start + R * LANES {
-            for i in j + 1..start + R * LANES {
-                x[i][j] = x[j][i];
+    // SAFETY: the caller's contract; what is read and written of the upper triangle is in the matrix.
+    unsafe {
+        read(&mut x, a, padded);
+        for start in (0..padded).step_by(R * LANES) {
+            make_whole::<S, L, R>(&mut x, start);
+        }
+        let mut panels = [[[S::default(); SIDE]; LANES]; 2];
+        for k in (0..padded).step_by(LANES) {
+            if !sweep::<S, L, R>(&mut x, &mut panels, padded, k) {
+                return false;
+            }
+        }
+        let zero = L::splat(S::default());
+        for j in 0..n {
+            let column = a.data.add(j * a.col);
+            for i in (j / LANES * LANES..n).step_by(LANES) {
+                if i + LANES <= n {
+                    let negative = zero.minus(L::load(group(&mut x[j], i)));
+                    negative.store(&mut *column.add(i).cast::<[S; LANES]>());
+                } else {
+                    (i..n).for_each(|i| column.add(i).write(S::default() - x[j][i]));
+                }
             }
         }
     }
-    let mut panels = [[[S::default(); SIDE]; LANES]; 2];
-    for k in (0..padded).step_by(LANES) {
-        // SAFETY: the caller's contract.
-        if !unsafe { sweep::<S, L, R>(&mut x, &mut panels, padded, k) } {
-            return false;
+    true
+}
+
+/// `x` becomes the lower triangle of `a`, and the identity from there to the side `padded`: its rows and columns do not
+/// touch the rest.
+///
+/// # Safety
+/// As [`invert`].
+#[inline(always)]
+unsafe fn read<S: Real>(x: &mut Columns<S, SIDE>, a: Span2<S>, padded: usize) {
+    let n = a.rows;
+    for j in 0..n {
+        // SAFETY: the caller's contract; a group may begin above the diagonal, but in the matrix.
+        unsafe {
+            let column = a.data.add(j * a.col);
+            for i in (j / LANES * LANES..n).step_by(LANES) {
+                if i + LANES <= n {
+                    *group(&mut x[j], i) = *column.add(i).cast::<[S; LANES]>();
+                } else {
+                    (i..n).for_each(|i| x[j][i] = column.add(i).read());
+                }
+            }
         }
     }
-    for (j, own) in x[..n].iter().enumerate() {
-        column(j).iter_mut().zip(&own[j..n]).for_each(|(to, from)| *to = S::default() - *from);
+    (n..padded).for_each(|j| x[j][j] = S::of(1.0));
+}
+
+/// Whether the symmetric matrix of at most [`SIDE`] rows with the lower triangle of `a` and `diagonal` on its diagonal has
+/// a Cholesky factorization. Computed is that without roots, L·D·Lᵀ: its pivots are the squares of Cholesky's, and its
+/// rounding errors have the same bound.
+///
+/// # Safety
+/// Valid; its columns are contiguous.
+pub(super) unsafe fn is_definite<S: Real>(a: Span2<S>, diagonal: S) -> bool {
+    debug_assert!(a.rows <= SIDE && a.row == 1);
+    // SAFETY: the caller's contract; the wide instructions are there.
+    unsafe {
+        match (fused(), size_of::<S>() == 4) {
+            (true, true) => vectorized(
+                #[inline(always)]
+                || is_definite_as::<S, S::Lanes, 2>(a, diagonal),
+            ),
+            (true, false) => vectorized(
+                #[inline(always)]
+                || is_definite_as::<S, S::Lanes, 1>(a, diagonal),
+            ),
+            (false, _) => is_definite_as::<S, [S; LANES], 1>(a, diagonal),
+        }
+    }
+}
+
+/// [`is_definite`] with tiles of `R` groups of rows.
+///
+/// # Safety
+/// As [`is_definite`]; the CPU has the instructions of `L`.
+#[inline(always)]
+unsafe fn is_definite_as<S: Real, L: Lanes<S>, const R: usize>(a: Span2<S>, diagonal: S) -> bool {
+    let n = a.rows.next_multiple_of(R * LANES);
+    let mut x: Columns<S, SIDE> = [[S::default(); SIDE]; SIDE];
+    let [mut u, mut w] = [[[S::default(); SIDE]; LANES]; 2];
+    // SAFETY: the caller's contract.
+    unsafe {
+        read(&mut x, a, n);
+        (0..a.rows).for_each(|j| x[j][j] = diagonal);
+        for k in (0..n).step_by(LANES) {
+            for t in k..k + LANES {
+                let pivot = x[t][t];
+                if !(pivot > S::default() && pivot.wide().is_finite()) {
+                    return false;
+                }
+                let inverse = L::splat(S::of(-1.0) / pivot);
+                for i in (k..n).step_by(LANES) {
+                    let column = L::load(group(&mut x[t], i));
+                    column.store(group(&mut u[t - k], i));
+                    column.times(inverse).store(group(&mut w[t - k], i));
+                }
+                for s in t + 1..k + LANES {
+                    let factor = L::splat(u[t - k][s]);
+                    for i in (k..n).step_by(LANES) {
+                        let column = L::load(group(&mut x[s], i));
+                        let left = L::load(group(&mut w[t - k], i));
+                        left.times_plus(factor, column).store(group(&mut x[s], i));
+                    }
+                }
+            }
+            for j in (k + LANES..n).step_by(COLUMNS) {
+                for i in (j / (R * LANES) * (R * LANES)..n).step_by(R * LANES) {
+                    update::<S, L, R>(&mut x, &mut u, &mut w, i, j);
+                }
+            }
+        }
     }
     true
+}
+
+/// The block on the diagonal from `start` on, of a tile's rows, gets its upper triangle: such blocks are kept whole.
+///
+/// # Safety
+/// The CPU has the instructions of `L`.
+#[inline(always)]
+unsafe fn make_whole<S: Real, L: Lanes<S>, const R: usize>(x: &mut Columns<S, SIDE>, start: usize) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        for s in 0..R {
+            for r in s..R {
+                let (row, col) = (start + r * LANES, start + s * LANES);
+                let mut columns = [L::splat(S::default()); LANES];
+                for t in 0..LANES {
+                    columns[t] = L::load(group(&mut x[col + t], row));
+                }
+                let rows = L::transpose(columns);
+                for t in 0..LANES {
+                    let above = if r == s { rows[t].then(t, columns[t]) } else { rows[t] };
+                    above.store(group(&mut x[row + t], col));
+                }
+            }
+        }
+    }
 }
 
 /// Sweeps columns k to k + [`LANES`] of the matrix `x` of side `n`; the panels are used for U and −W.
@@ -130,6 +251,10 @@ unsafe fn sweep<S: Real, L: Lanes<S>, const R: usize>(
             }
         }
         for j in (0..n).step_by(COLUMNS) {
+            // The swept columns are written below.
+            if (k..k + LANES).contains(&j) {
+                continue;
+            }
             for i in (j / (R * LANES) * (R * LANES)..n).step_by(R * LANES) {
                 update::<S, L, R>(x, u, w, i, j);
             }
@@ -235,4 +360,30 @@ fn group<S: Real>(column: &mut [S; SIDE], i: usize) -> &mut [S; LANES] {
     debug_assert!(i + LANES <= SIDE);
     // SAFETY: within the column.
     unsafe { &mut *column.as_mut_ptr().add(i).cast::<[S; LANES]>() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_matrix_is_definite_above_its_least_eigenvalue() {
+        fn check<S: Real>(n: usize) {
+            // With c below the diagonal, the least eigenvalue is that of the diagonal − c.
+            let c = 0.25;
+            let mut a = vec![S::of(f64::NAN); n * n];
+            for j in 0..n {
+                a[j * n + j + 1..(j + 1) * n].fill(S::of(c));
+            }
+            let a = Span2::square(a.as_mut_ptr(), n);
+            let least = if n == 1 { 0.0 } else { c };
+            // SAFETY: a matrix of that side.
+            let [below, above] = [-1e-3, 1e-3].map(|step| unsafe { is_definite(a, S::of(least + step)) });
+            assert_eq!((below, above), (false, true), "side {n}");
+        }
+        for n in [1, 2, 7, 8, 9, 16, 17, 40, 63, 64] {
+            check::<f32>(n);
+            check::<f64>(n);
+        }
+    }
 }
