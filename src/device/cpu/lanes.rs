@@ -350,8 +350,8 @@ pub(super) mod wide {
 
 #[cfg(test)]
 mod tests {
+    use super::super::real::{fused, vectorized};
     use super::*;
-    use crate::device::cpu::real::{fused, vectorized};
 
     /// All operations of `L`, against the numbers that they should give.
     ///

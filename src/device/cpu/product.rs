@@ -326,17 +326,24 @@ mod tests {
 
     #[test]
     fn the_lower_triangle_equals_the_full_product() {
-        for (n, k) in [(1, 13), (5, 16), (30, 16), (96, 13), (96, 40), (97, 13), (150, 20), (257, 13)] {
+        let sides =
+            [(1, 13), (5, 16), (30, 16), (64, 64), (96, 13), (96, 40), (97, 13), (128, 128), (150, 20)];
+        for ((n, k), by_rows) in
+            sides.into_iter().chain([(17, 100), (257, 13)]).flat_map(|s| [(s, false), (s, true)])
+        {
             let a: Vec<f64> = (0..n * k).map(|i| ((i * 7919) % 101) as f64 - 50.0).collect();
-            let a_span = Span2 { data: a.as_ptr().cast_mut(), rows: n, cols: k, row: 1, col: n };
-            let (mut lower, mut full) = (vec![1.0; n * n], vec![1.0; n * n]);
-            // SAFETY: all buffers have the sizes that the spans say.
-            unsafe {
-                multiply_lower(Span2::square(lower.as_mut_ptr(), n), true, a_span, a_span.t(), 0.5);
-                multiply(Span2::square(full.as_mut_ptr(), n), true, a_span, a_span.t(), 0.5);
-                mirror(lower.as_ptr(), n, lower.as_mut_ptr(), n, n, 1.0);
+            let (row, col) = if by_rows { (k, 1) } else { (1, n) };
+            let a_span = Span2 { data: a.as_ptr().cast_mut(), rows: n, cols: k, row, col };
+            for add in [true, false] {
+                let (mut lower, mut full) = (vec![1.0; n * n], vec![1.0; n * n]);
+                // SAFETY: all buffers have the sizes that the spans say.
+                unsafe {
+                    multiply_lower(Span2::square(lower.as_mut_ptr(), n), add, a_span, a_span.t(), 0.5);
+                    multiply(Span2::square(full.as_mut_ptr(), n), add, a_span, a_span.t(), 0.5);
+                    mirror(lower.as_ptr(), n, lower.as_mut_ptr(), n, n, 1.0);
+                }
+                assert_eq!(lower, full, "side {n}, {k} terms, by rows {by_rows}");
             }
-            assert_eq!(lower, full, "side {n}");
         }
     }
 }
