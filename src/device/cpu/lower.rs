@@ -13,10 +13,11 @@ pub(super) const SIDE: usize = 128;
 /// Columns of a tile.
 const COLUMNS: usize = 6;
 
-/// Whether [`multiply`] takes such operands: on a CPU without wide vectors faer's products are better.
+/// Whether [`multiply`] takes such operands. Where its vectors are not written out by hand, faer's products are better.
 pub(super) fn takes<T: Real>(target: &Span2<T>, left: &Span2<T>) -> bool {
     let small = target.rows <= SIDE && left.cols <= SIDE;
-    small && target.row == 1 && (left.row == 1 || left.col == 1) && fused()
+    let wide = cfg!(target_arch = "x86_64") && fused();
+    small && wide && target.row == 1 && (left.row == 1 || left.col == 1)
 }
 
 /// The lower triangle of `target` (+)= `alpha`·`left`·`right`, for what [`takes`] is true of; parts of the upper triangle
