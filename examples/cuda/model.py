@@ -11,7 +11,8 @@ built-in set: gpt2-small, gpt2-block, 7b (a decoder of 32 layers with embedding 
 - Counts of kernels, cuBLAS calls, solver calls, copies and waits are counted: the simulator of tests/cudasim runs the
   library on parameters of the same structure with small sides. Counts do not depend on the sides, except that factors
   which do not fit into the workspace together are worked on in several groups: those are added, by what one group
-  costs on the simulator. Without the simulator the counts are left out.
+  costs on the simulator; and that the squares of long sides are multiplied in pieces, which are added, too. Without
+  the simulator the counts are left out.
 - Flops and bytes are worked out from the plan of blocks (foam.plan), verb by verb, as src/device/gpu does them.
 - Milliseconds are the larger of the device's time and of the host's launches. The device's time is the sum over all
   pieces of work of max(flops / (efficiency * TF/s), bytes / (0.85 * TB/s)); kernels with one thread block per factor
@@ -31,6 +32,8 @@ built-in set: gpt2-small, gpt2-block, 7b (a decoder of 32 layers with embedding 
              L'L 2 n^3, trsm n^3, Q Z 2 n^3, one Newton-Schulz step 4 n^3, Q'Q 2 n^3, the new H 4 n^3, the certificate
              (two potrf, trsm, product) 11/3 n^3. Each call of potrf and trsm (nine with those of
              the check before) works in panels of 32 columns with four launches each, an assumption without a source.
+- A delayed refresh (refresh_delay) is asked for by one step and taken by another; what is decomposed on the side stream
+  in between is a row of its own. That steps beside it are as fast as without it is an assumption.
 """
 
 from __future__ import annotations
@@ -241,6 +244,8 @@ KINDS: Dict[str, Tuple[Dict[str, Any], int, int, int]] = {
     "check, reuse, new damping": (dict(policy="foam_no_refresh", tau=1e-3, epsilon_max=1e30), 8, 0, 1),
     "check, refresh": (dict(policy="stale"), 8, 1, 0),
     "check, sensed, then refresh": (dict(policy="foam", tau=1e-6, epsilon_max=1e-3), 8, 1, 0),
+    "check that asks for delayed refreshes": (dict(policy="stale", refresh_delay=2), 8, 0, 0),
+    "delayed refreshes taken": (dict(policy="stale", refresh_delay=2), 10, 1, 0),
     # Corrections make the checks of the schedule refreshes that nothing is sensed for.
     "check, refresh by one QR step": (
         dict(policy="sandwich", tau=0.5, refresh_method="qr", correction_period=1000),
@@ -350,6 +355,9 @@ def counted(plan: Structure, preset: Optional[str], options: Mapping[str, Any]) 
             one, two = ([ParamSpec("w", (5, side), "float32")] for side in (5, 4))
             base, more = (simulator.count(kind, each, preset, options) for each in (one, two))
             result[kind] = result[kind].plus(more, further).plus(base, -further)
+        # A lone block's square is one call of syrk.
+        sides = [side for stack in plan.stacks if stack.preconditioned and stack.count > 1 for side in stack.dims]
+        result[kind] = result[kind]._replace(products=result[kind].products + sum(pieces(side) - 1 for side in sides))
     simulator.close()
     return result
 
@@ -382,17 +390,31 @@ def passes(device: Device, side: int, count: int, number: float, *, narrow: bool
     return Work(0.0, moved, device.narrow(moved, count) if narrow else device.seconds(0.0, moved))
 
 
+def pieces(side: int) -> int:
+    """In how many products the lower triangle of a batched square is multiplied: lower_tiles of src/device/gpu/step.rs."""
+    width = -(-side // min(max(side // 256, 1), 8))
+    return -(-side // width)
+
+
+def triangle(side: int) -> float:
+    """The work of these products as a share of the whole square."""
+    width = -(-side // pieces(side))
+    return sum((side - first) * min(width, side - first) for first in range(0, side, width)) / side**2
+
+
 def _square(device: Device, stack: Stack, side: int, tf32: bool, bf16: bool) -> Work:
     """The product that a statistic takes in."""
     numbers, squares = stack.count * stack.elements, stack.count * side * side
     # As Batch::squares_fit of src/device/gpu/layout.rs, for matrices.
     if bf16 and 2 * stack.elements + 4 * side * side <= 8 * stack.elements:
         # The square is written and read, the lower triangle of the statistic read and written.
-        flops, moved = 2.0 * numbers * side, float(NUMBER) * (0.5 * numbers + 2.5 * squares)
+        share = triangle(side)
+        flops, moved = 2.0 * numbers * side * share, float(NUMBER) * (0.5 * numbers + (1.5 + share) * squares)
         return Work(flops, moved, device.seconds(flops, moved, bf16=True))
-    # A single matrix is added by syrk, with half the flops.
-    flops = 2.0 * numbers * side * (0.5 if stack.count == 1 else 1.0)
-    moved = float(NUMBER * (numbers + 2 * squares))
+    # A single matrix is added by syrk, with half the flops; there is none for TF32.
+    share = 0.5 if stack.count == 1 and not tf32 else triangle(side)
+    flops = 2.0 * numbers * side * share
+    moved = NUMBER * (numbers + 2.0 * share * squares)
     return Work(flops, moved, device.seconds(flops, moved, tf32))
 
 
@@ -428,6 +450,16 @@ def judge(device: Device, group: Group) -> Work:
     floor is one more product, Q'(A Q), and a reading of its lower triangle.
     """
     return _total((passes(device, *group, 0.5 + 3 + 4 + 2 + 0.5), products(device, *group, 3)))
+
+
+def keep(device: Device, group: Group) -> Work:
+    """The copy of a statistic that a delayed refresh is of."""
+    return passes(device, *group, 2)
+
+
+def take(device: Device, group: Group) -> Work:
+    """A basis that was found on the side stream is copied."""
+    return passes(device, *group, 2)
 
 
 def serial(device: Device, group: Group) -> Work:
@@ -534,6 +566,10 @@ def rows(device: Device, plan: Structure, counts: Optional[Dict[str, Counts]]) -
         if way is cholesky:
             own = of("check, refresh by one QR step")
         found.append(_row(device, f"check, refresh by {name}", own, _total(parts)))
+    asked, taken = "check that asks for delayed refreshes", "delayed refreshes taken"
+    found.append(_row(device, asked, of(asked), _total((base, over(keep)))))
+    found.append(_row(device, "side stream, between both", None, _total((over(this_version), over(judge)))))
+    found.append(_row(device, taken, of(taken), _total((base, over(take), over(redamp)))))
     return found
 
 

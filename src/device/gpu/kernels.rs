@@ -143,6 +143,10 @@ pub struct Kernels {
     pub compare: ByPrecision,
     /// Whether it is believed.
     pub verify: ByPrecision,
+    /// Keeps a statistic for a refresh that is taken later.
+    pub keep: ByPrecision,
+    /// Takes over a basis that was found ahead of time.
+    pub take_found: ByPrecision,
     /// A fault on purpose.
     pub spoil: ByPrecision,
     /// Ends of a spectrum.
@@ -269,6 +273,8 @@ impl Kernels {
             judge_gap: both("judge_gap")?,
             compare: both("compare")?,
             verify: both("verify")?,
+            keep: both("keep")?,
+            take_found: both("take_found")?,
             spoil: both("spoil")?,
             bounds: both("bounds")?,
             damp: both("damp")?,

@@ -105,9 +105,9 @@ pub struct Sections {
     pub orders: usize,
     /// ‖G‖², by row.
     pub squares: usize,
-    /// Tasks: four lists, each of as many as there are factors.
+    /// Tasks: as many lists as [`Layout::lists`], each of as many as there are factors.
     pub tasks: usize,
-    /// Records that depend on refreshes.
+    /// Records that depend on refreshes: [`Layout::choices`] lists.
     pub choices: usize,
     /// Sensed diagonals.
     pub diagonals: usize,
@@ -132,6 +132,10 @@ pub struct Layout {
     pub partials: Vec<usize>,
     /// Bytes of workspace.
     pub work_bytes: usize,
+    /// Bytes that the factors of a check take of it.
+    pub check_bytes: usize,
+    /// Refreshes are delayed.
+    pub delays: bool,
 }
 
 fn aligned(bytes: usize) -> usize {
@@ -190,15 +194,38 @@ impl Layout {
             partials.push(sums);
             sums += 2 * batch.chunks() * batch.count();
         }
-        let tables = place_tables(plan.blocks.len(), plan.factors.len(), kept, sums);
-        let work_bytes = aligned(step.max(check_bytes(plan)));
-        Ok(Layout { batches, first_rows, tables, diagonals, partials, work_bytes })
+        let delays = plan.factors.iter().any(|factor| factor.pending_statistic.is_some());
+        let lists = (lists(delays), choices(delays));
+        let tables = place_tables(plan.blocks.len(), plan.factors.len(), lists, kept, sums);
+        let check_bytes = aligned(check_bytes(plan));
+        let work_bytes = aligned(step).max(check_bytes);
+        Ok(Layout { batches, first_rows, tables, diagonals, partials, work_bytes, check_bytes, delays })
+    }
+
+    /// Lists of tasks.
+    pub fn lists(&self) -> usize {
+        lists(self.delays)
+    }
+
+    /// Lists of choices.
+    pub fn choices(&self) -> usize {
+        choices(self.delays)
     }
 
     /// The row of a block.
     pub fn row(&self, block: &BlockPlan) -> usize {
         self.first_rows[block.stack] + block.place
     }
+}
+
+/// Lists of tasks: of what is sensed, refreshed, measured and damped; where refreshes are delayed, the last three also
+/// before the answers to a check are known, and of what is kept.
+fn lists(delays: bool) -> usize {
+    if delays { 8 } else { 4 }
+}
+
+fn choices(delays: bool) -> usize {
+    if delays { 2 } else { 1 }
 }
 
 fn refuse_shape(block: &BlockPlan, name: &str) -> Result<()> {
@@ -217,7 +244,13 @@ fn refuse_shape(block: &BlockPlan, name: &str) -> Result<()> {
     Ok(())
 }
 
-fn place_tables(blocks: usize, factors: usize, diagonals: usize, partials: usize) -> Sections {
+fn place_tables(
+    blocks: usize,
+    factors: usize,
+    (lists, choices): (usize, usize),
+    diagonals: usize,
+    partials: usize,
+) -> Sections {
     let mut end = 0;
     let mut section = |bytes: usize| {
         let at = end;
@@ -233,8 +266,8 @@ fn place_tables(blocks: usize, factors: usize, diagonals: usize, partials: usize
     let params = section(blocks * 4);
     let orders = section(blocks * size_of::<Order>());
     let squares = section(blocks * 8);
-    let tasks = section(4 * factors * size_of::<Task>());
-    let choices = section(factors * size_of::<Choice>());
+    let tasks = section(lists * factors * size_of::<Task>());
+    let choices = section(choices * factors * size_of::<Choice>());
     let diagonals = section(diagonals * 8);
     let partials = section(partials * 8);
     Sections {

@@ -1,6 +1,7 @@
 //! What the host and the kernels share. This file is the source: `kernels/shared.cuh` is generated from it, and a
 //! test compares the two (`FOAM_WRITE_SHARED=1 cargo test --lib shared_cuh` writes the file).
 
+use crate::device::Rung;
 use crate::engine::rules::{Clock, Rules};
 use crate::preconditioner::FactorRecord;
 use bytemuck::{Pod, Zeroable};
@@ -21,6 +22,8 @@ pub const CARRIED: usize = 64;
 pub const STAMPED: usize = 64;
 /// No parameter.
 pub const NONE: i32 = 0x7fff_ffff;
+/// The rung of a delayed refresh whose time has not come.
+pub const RUNG_NONE: i32 = 5;
 
 /// Structs that host and kernels share: each field with its type here and its declaration there.
 macro_rules! shared {
@@ -205,8 +208,13 @@ shared! {
         correct: i32 => "int correct",
         /// ‖QᵀQ − I‖_F of the basis, which is charged to the bound of the gap.
         orthogonality: f64 => "double orthogonality",
-        /// Where the answer to a refresh by QR steps goes, whose report is a Drift.
+        /// Where the answer to a refresh by QR steps goes, whose report is a Drift; or the answer to a refresh that was
+        /// made ahead of time.
         renewal: u64 => "u64 renewal",
+        /// The basis that was found ahead of time, its spectrum behind it; or where a statistic is kept.
+        found: u64 => "u64 found",
+        /// A delayed refresh is taken only if the clock is at this step; 0 in any case.
+        due: u64 => "u64 due",
         /// QR steps, at most.
         steps: i32 => "int steps",
         /// Unused.
@@ -389,6 +397,7 @@ pub mod judge {
 }
 
 const _: () = {
+    assert!(RUNG_NONE > Rung::Short as i32);
     assert!(size_of::<Clock>() == 16);
     assert!(size_of::<Rules>() == 8 * 14 + 4 * 10);
 };
@@ -396,7 +405,7 @@ const _: () = {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{INFO_FELL_BACK, INFO_IDLE, INFO_LEFT_OUT, INFO_NOT_FINITE, Rung, SEARCH_RATIO};
+    use crate::device::{INFO_FELL_BACK, INFO_IDLE, INFO_LEFT_OUT, INFO_NOT_FINITE, SEARCH_RATIO};
     use crate::engine::plan::RECORD_WORDS;
     use crate::engine::rules::LEAST_WEIGHT;
     use crate::preconditioner::bound::{LARGEST_AIM, LARGEST_ROOT};
@@ -462,6 +471,7 @@ mod tests {
             ("RUNG_DOUBLE".into(), Rung::Double as i64),
             ("RUNG_STALE".into(), Rung::Stale as i64),
             ("RUNG_SHORT".into(), Rung::Short as i64),
+            ("RUNG_NONE".into(), i64::from(RUNG_NONE)),
             ("RULE_NONE".into(), BoundRule::None as i64),
             ("RULE_EXCEEDED".into(), BoundRule::Exceeded as i64),
             ("RULE_AVERAGE".into(), BoundRule::Average as i64),

@@ -90,6 +90,19 @@ __device__ inline void fetch(const Task *tasks, u32 n, E *a, E *q, E *twin, Scal
     }
 }
 
+// The statistic as it is, scaled and whole, for a refresh that is taken later.
+template <typename S> __device__ inline void keep(const Task *tasks, u32 n) {
+    const Task &t = tasks[blockIdx.y];
+    u64 numbers = (u64)n * n;
+    double scale = statistic_scale(t);
+    const S *statistic = (const S *)t.statistic;
+    S *kept = (S *)t.found;
+    for (u64 k = (u64)blockIdx.x * blockDim.x + threadIdx.x; k < numbers; k += (u64)gridDim.x * blockDim.x) {
+        u64 i = k % n, j = k / n;
+        kept[k] = (S)((double)statistic[i >= j ? k : j + i * n] * scale);
+    }
+}
+
 // Epsilon for a factor with this largest eigenvalue: `least`, or `ratio` times it but at least `least`. A statistic of
 // zeros has no scale, and gets 1.
 __device__ inline double epsilon_at(double ratio, double least, double largest) {
@@ -603,6 +616,38 @@ template <typename E> __device__ inline void spoil(const Task *tasks, u32 n, E *
     for (u32 i = threadIdx.x; i < n; i += blockDim.x) q[n + i] = q[i];
 }
 
+// Whether the time of a delayed refresh has come: the clock stands still in a step that the device refuses, which the
+// host does not know of yet.
+__device__ inline bool is_due(const Task &t) { return t.due == 0 || t.clock->step == t.due; }
+
+// What a refresh came to, before its spectrum is looked at.
+__device__ inline void report_renewal(const Task &t, int rung, int fresh, double noise) {
+    Renewal *renewal = (Renewal *)t.report;
+    renewal->rung = rung;
+    renewal->fresh = fresh;
+    renewal->noise = noise;
+    renewal->steps = -1;
+}
+
+// A basis that was found ahead of time is taken over with its spectrum. Where none was found the stale one stays.
+template <typename S> __device__ inline void take_found(const Task *tasks, u32 n) {
+    const Task &t = tasks[blockIdx.y];
+    const Renewal &found = *(const Renewal *)t.renewal;
+    bool due = is_due(t), fresh = due && found.fresh;
+    if (blockIdx.x == 0 && threadIdx.x == 0) report_renewal(t, due ? found.rung : RUNG_NONE, fresh, found.noise);
+    if (!fresh) return;
+    u64 squares = (u64)n * n, numbers = squares + n;
+    const S *from = (const S *)t.found;
+    for (u64 k = (u64)blockIdx.x * blockDim.x + threadIdx.x; k < numbers; k += (u64)gridDim.x * blockDim.x) {
+        if (k < squares) {
+            ((S *)t.basis)[k] = from[k];
+            continue;
+        }
+        ((S *)t.spectrum)[k - squares] = from[k];
+        if (t.fresh) ((S *)t.fresh)[k - squares] = from[k];
+    }
+}
+
 // A sound basis and spectrum are taken over. Otherwise the stale ones stay, or, where there are none,
 // the statistic's diagonal is the preconditioner.
 template <typename S, typename E>
@@ -612,15 +657,13 @@ __device__ inline void adopt(const Task *tasks, u32 n, const E *qs, const E *ds,
     Scale scale = scales[g];
     u64 numbers = (u64)n * n;
     S *basis = (S *)t.basis, *spectrum = (S *)t.spectrum;
-    bool diagonal = !scale.sound && !(t.flags & TASK_HAS_BASIS);
+    bool diagonal = !scale.sound && !(t.flags & TASK_HAS_BASIS), due = is_due(t);
+    bool fresh = due && (scale.sound || diagonal);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
-        Renewal *renewal = (Renewal *)t.report;
-        renewal->rung = scale.sound ? rung : RUNG_STALE;
-        renewal->fresh = scale.sound || diagonal;
-        renewal->noise = __longlong_as_double(0x7ff8000000000000ll);
-        renewal->steps = -1;
+        int came_to = due ? (scale.sound ? rung : RUNG_STALE) : RUNG_NONE;
+        report_renewal(t, came_to, fresh, __longlong_as_double(0x7ff8000000000000ll));
     }
-    if (!scale.sound && !diagonal) return;
+    if (!fresh) return;
     double own = statistic_scale(t);
     for (u64 k = (u64)blockIdx.x * blockDim.x + threadIdx.x; k < numbers; k += (u64)gridDim.x * blockDim.x) {
         u64 i = k % n, j = k / n;
@@ -674,9 +717,13 @@ template <typename S> __device__ inline void damp(const Task *tasks, u32 n, doub
     double epsilon = t.epsilon;
     if (t.flags & TASK_AFTER_REFRESH) {
         const Renewal &renewal = *(const Renewal *)t.report;
-        epsilon = renewal.rung == RUNG_STALE ? epsilon_at(t.most_ratio, t.most, renewal.most)
-                                             : epsilon_at(t.ratio, t.epsilon, renewal.most);
-        choose(*(const Choice *)t.choice, epsilon);
+        if (renewal.rung == RUNG_NONE) {
+            epsilon = t.record[GAUGE_EPSILON];
+        } else {
+            epsilon = renewal.rung == RUNG_STALE ? epsilon_at(t.most_ratio, t.most, renewal.most)
+                                                 : epsilon_at(t.ratio, t.epsilon, renewal.most);
+            choose(*(const Choice *)t.choice, epsilon);
+        }
     }
     S *d = (S *)t.spectrum;
     for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
@@ -685,6 +732,11 @@ template <typename S> __device__ inline void damp(const Task *tasks, u32 n, doub
         x = (x > 0.0 ? x : 0.0) + epsilon;
         weights[i] = (t.flags & TASK_RELATIVE) ? root_weight(x, t.exponent) : power(x, -0.5 * t.exponent);
     }
+}
+
+// Whether there is a new inverse root: not of a delayed refresh whose time has not come.
+__device__ inline bool is_renewed(const Task &t) {
+    return !(t.flags & TASK_AFTER_REFRESH) || ((const Renewal *)t.report)->rung != RUNG_NONE;
 }
 
 // B = Q diag(weights).
@@ -699,6 +751,7 @@ template <typename S> __device__ inline void weigh(const Task *tasks, u32 n, con
 
 // The eigenvalues (D + epsilon)^(-1/p) of an inverse root that is not kept.
 template <typename S> __device__ inline void keep_eigenroot(const Task *tasks, u32 n, const double *all_weights) {
+    if (!is_renewed(tasks[blockIdx.x])) return;
     S *roots = (S *)tasks[blockIdx.x].inverse_root;
     const double *weights = all_weights + (u64)blockIdx.x * n;
     for (u32 i = threadIdx.x; i < n; i += blockDim.x) roots[i] = (S)weights[i] * (S)weights[i];
@@ -706,6 +759,7 @@ template <typename S> __device__ inline void keep_eigenroot(const Task *tasks, u
 
 // The inverse root B B', symmetric to the last bit, in the precision of the work.
 template <typename S, typename W> __device__ inline void keep_root(const Task *tasks, u32 n, const S *products) {
+    if (!is_renewed(tasks[blockIdx.y])) return;
     W *root = (W *)tasks[blockIdx.y].inverse_root;
     u64 numbers = (u64)n * n;
     const S *product = products + blockIdx.y * numbers;
@@ -750,6 +804,8 @@ template <typename S, typename W> __device__ inline void keep_root(const Task *t
                                 const int *infos, Scale *scales, double tolerance) {                           \
         verify<S>(tasks, n, partials, d, infos, scales, tolerance);                                            \
     }                                                                                                          \
+    KERNEL foam_keep_##suffix(const Task *tasks, u32 n) { keep<S>(tasks, n); }                                 \
+    KERNEL foam_take_found_##suffix(const Task *tasks, u32 n) { take_found<S>(tasks, n); }                     \
     KERNEL foam_spoil_##suffix(const Task *tasks, u32 n, S *q) { spoil<S>(tasks, n, q); }                      \
     KERNEL foam_bounds_##suffix(const Task *tasks, u32 n) { bounds<S>(tasks, n); }                             \
     KERNEL foam_damp_##suffix(const Task *tasks, u32 n, double *weights) { damp<S>(tasks, n, weights); }       \

@@ -31,6 +31,7 @@ typedef unsigned long long u64;
 #define RUNG_DOUBLE 1
 #define RUNG_STALE 3
 #define RUNG_SHORT 4
+#define RUNG_NONE 5
 #define RULE_NONE 0
 #define RULE_EXCEEDED 1
 #define RULE_AVERAGE 2
@@ -185,6 +186,8 @@ struct Task {
     int correct;
     double orthogonality;
     u64 renewal;
+    u64 found;
+    u64 due;
     int steps;
     int reserved;
 };
