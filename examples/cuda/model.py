@@ -505,9 +505,9 @@ def cholesky(device: Device, group: Group) -> Work:
     """The same by a batched Cholesky QR, and what comes before it: the check by which the refresh is found to be due."""
     certificate = 2 / 3 + 1 + 2
     step = 4 + 2 / 3 + 2 + 1 + 2 + 4 + 2 + 4 + certificate
-    # Of each of the two certificates: the scaled matrix is made, read up to three times, and copied.
-    narrow = passes(device, *group, 2 * 7, narrow=True)
-    return _total((sense(device, group), narrow, _qr(device, group, step + certificate, 9 * 4 / 32)))
+    # Of each of the two certificates: the scaled matrix is made, read up to three times, and copied; H is put in order.
+    wide, narrow = passes(device, *group, 2 * 7), passes(device, *group, 2, narrow=True)
+    return _total((sense(device, group), wide, narrow, _qr(device, group, step + certificate, 9 * 4 / 32)))
 
 
 #: Ways to refresh: the name, the work, solver calls, and whether the answer is judged as that of an eigensolver.

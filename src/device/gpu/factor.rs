@@ -9,7 +9,7 @@ use super::layout::{MOST_BLOCKS, Scratch, strips};
 use super::qr;
 use super::side;
 use super::step::{each, launch, wide};
-use super::tables::{Choice, Drift, Renewal, THREADS, Task, task};
+use super::tables::{CERTIFY_ROUNDS, Choice, Drift, Renewal, THREADS, Task, task};
 use crate::config::InjectFault;
 use crate::device::{Pending, RedampOrder, RefreshOrder, SEARCH_RATIO, Search, SenseOrder};
 use crate::engine::plan::Content;
@@ -365,15 +365,24 @@ pub(super) fn certify(gpu: &mut Gpu, group: &Group, tasks: u64, scratch: &Scratc
     let (s, n, stream) = (index(group.statistic), group.n as u32, gpu.stream);
     let [m, big, _, inverse] = scratch.matrices;
     let (per_factor, weights, partials) = (by_factor(group), scratch.weights, scratch.partials);
-    launch!(gpu.kernels.certify[s], per_factor, stream, tasks, n, m, big, weights)?;
+    let (own, certificates) = (&gpu.kernels.certify, scratch.certificates);
+    let (per_strip, per_tile) = (by_strip(group), by_tile(group));
+    launch!(own.start[s], per_factor, stream, tasks, n, m, weights, certificates)?;
+    launch!(own.scale[s], per_strip, stream, tasks, n, m, weights, partials)?;
+    launch!(own.average, per_factor, stream, tasks, n, certificates, partials)?;
+    for round in 0..CERTIFY_ROUNDS as i32 {
+        launch!(own.round[s], per_strip, stream, tasks, n, m, weights, certificates, partials, round)?;
+    }
+    launch!(own.end[s], per_factor, stream, tasks, n, certificates, partials)?;
+    launch!(own.prove[s], per_tile, stream, tasks, n, m, big, certificates)?;
     let (infos, proofs) = (scratch.infos, scratch.infos + 4 * group.tasks.len() as u64);
     factorize(gpu, group, scratch, 1, proofs)?;
-    launch!(gpu.kernels.complete[s], by_tile(group), stream, tasks, n, m, big, inverse, proofs)?;
+    launch!(gpu.kernels.complete[s], per_tile, stream, tasks, n, m, big, inverse, proofs)?;
     // N = L Lᵀ, and N⁻¹ = L⁻ᵀL⁻¹.
     factorize(gpu, group, scratch, 1, infos)?;
     gpu.linear.solve_lower(&pointers(group, scratch, 1), scratch.list(3, group.tasks.len()), Side::Left)?;
     multiply(gpu, group, group.statistic, (inverse, true), (inverse, false), big)?;
-    launch!(gpu.kernels.enclose[s], by_strip(group), stream, tasks, n, m, big, partials)?;
+    launch!(gpu.kernels.enclose[s], per_strip, stream, tasks, n, m, big, partials)?;
     launch!(gpu.kernels.judge_gap[s], per_factor, stream, tasks, n, infos, proofs, partials)
 }
 

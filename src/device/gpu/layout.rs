@@ -2,7 +2,9 @@
 //! where, and where the device keeps its tables; fixed at creation.
 
 use super::driver::ALIGNMENT;
-use super::tables::{Choice, Drift, Gate, MAX_ORDER, Order, Renewal, STRIP, SUMS, Scale, Search, Site, Task};
+use super::tables::{
+    Certificate, Choice, Drift, Gate, MAX_ORDER, Order, Renewal, STRIP, SUMS, Scale, Search, Site, Task,
+};
 use crate::engine::plan::{BlockPlan, FactorPlan, ParamPlan, Plan};
 use crate::error::{Error, Kind, Result};
 use crate::preconditioner::Preconditioner;
@@ -307,6 +309,8 @@ pub struct Scratch {
     pub partials: u64,
     /// The state of a search, by factor.
     pub searches: u64,
+    /// That of a certificate.
+    pub certificates: u64,
 }
 
 /// Strips of a matrix of side `n`.
@@ -329,7 +333,10 @@ impl Scratch {
         let pointers = section(4 * count * 8);
         let partials = section(count * strips(n) * SUMS * 8);
         let searches = section(count * size_of::<Search>());
-        (Scratch { matrices, spectra, weights, scales, infos, pointers, partials, searches }, end as u64)
+        let certificates = section(count * size_of::<Certificate>());
+        let made =
+            Scratch { matrices, spectra, weights, scales, infos, pointers, partials, searches, certificates };
+        (made, end as u64)
     }
 
     /// The pointers to the matrices with number `which`, of `count` factors.

@@ -12,8 +12,10 @@ pub const THREADS: usize = 256;
 pub const MAX_ORDER: usize = 8;
 /// Columns of a strip, the part of a matrix that one thread block passes over.
 pub const STRIP: usize = 8;
-/// Sums of a strip.
-pub const SUMS: usize = 4;
+/// Sums of a strip: two for each round of a certificate, and four otherwise.
+pub const SUMS: usize = 2 * CERTIFY_ROUNDS;
+/// Rounds in which a certificate bounds a spectral radius.
+pub const CERTIFY_ROUNDS: usize = 3;
 /// Sites that one launch carries.
 pub const POSTED: usize = 64;
 /// Entries that one launch carries between tensors and messages.
@@ -309,6 +311,32 @@ shared! {
         shift: f64 => "double shift",
     }
 
+    /// What the cheap rules of a certificate keep between their kernels.
+    Certificate {
+        /// |f(B)|².
+        squares: f64 => "double squares",
+        /// The squares of the diagonal of H.
+        on: f64 => "double on",
+        /// What an average can have lost.
+        average: f64 => "double average",
+        /// The first order, divided by `squares`.
+        first: f64 => "double first",
+        /// The second.
+        second: f64 => "double second",
+        /// h.
+        proxy: f64 => "double proxy",
+        /// τ less what is charged for the basis.
+        target: f64 => "double target",
+        /// A bound of the spectral radius of M.
+        radius: f64 => "double radius",
+        /// m, less a margin for rounding, if M ⪰ −m is to be proven.
+        diagonal: f64 => "double diagonal",
+        /// The sums alone did not decide.
+        open: i32 => "int open",
+        /// Unused.
+        reserved: i32 => "int reserved",
+    }
+
     /// The search for the smallest ε in [low, best] whose proxy is at most the target.
     Search {
         /// Largest ε that is known not to suffice, or the least one allowed.
@@ -450,6 +478,7 @@ mod tests {
             ("MAX_ORDER".into(), MAX_ORDER as i64),
             ("STRIP".into(), STRIP as i64),
             ("SUMS".into(), SUMS as i64),
+            ("CERTIFY_ROUNDS".into(), CERTIFY_ROUNDS as i64),
             ("POSTED".into(), POSTED as i64),
             ("CARRIED".into(), CARRIED as i64),
             ("STAMPED".into(), STAMPED as i64),

@@ -9,7 +9,8 @@ typedef unsigned long long u64;
 #define THREADS 256
 #define MAX_ORDER 8
 #define STRIP 8
-#define SUMS 4
+#define SUMS 6
+#define CERTIFY_ROUNDS 3
 #define POSTED 64
 #define CARRIED 64
 #define STAMPED 64
@@ -238,6 +239,20 @@ struct Scale {
     int finite;
     int sound;
     double shift;
+};
+
+struct Certificate {
+    double squares;
+    double on;
+    double average;
+    double first;
+    double second;
+    double proxy;
+    double target;
+    double radius;
+    double diagonal;
+    int open;
+    int reserved;
 };
 
 struct Search {
