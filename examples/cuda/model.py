@@ -11,8 +11,9 @@ built-in set: gpt2-small, gpt2-block, 7b (a decoder of 32 layers with embedding 
 - Counts of kernels, cuBLAS calls, solver calls, copies and waits are counted: the simulator of tests/cudasim runs the
   library on parameters of the same structure with small sides. Counts do not depend on the sides, except that factors
   which do not fit into the workspace together are worked on in several groups: those are added, by what one group
-  costs on the simulator; and that the squares of long sides are multiplied in pieces, which are added, too. Without
-  the simulator the counts are left out.
+  costs on the simulator; that stacks of more than 256 MB are worked on in slices, each with the launches of one; and
+  that the squares of long sides are multiplied in pieces. These are added, too. Without the simulator the counts are
+  left out.
 - Flops and bytes are worked out from the plan of blocks (foam.plan), verb by verb, as src/device/gpu does them.
 - Milliseconds are the larger of the device's time and of the host's launches. The device's time is the sum over all
   pieces of work of max(flops / (efficiency * TF/s), bytes / (0.85 * TB/s)); kernels with one thread block per factor
@@ -136,6 +137,16 @@ class Stack(NamedTuple):
         """Of one block."""
         return math.prod(self.dims)
 
+    @property
+    def slice(self) -> int:
+        """Blocks that are worked on together."""
+        return min(self.count, max(1, STEP_BYTES // (2 * NUMBER * self.elements)))
+
+    @property
+    def slices(self) -> int:
+        """How many such parts there are."""
+        return -(-self.count // self.slice)
+
 
 class Group(NamedTuple):
     """Factors of one side that are worked on together."""
@@ -166,6 +177,8 @@ class Structure(NamedTuple):
 NUMBER = 4
 #: Workspace that the factors of a check may fill at once, unless the step needs more; src/device/gpu/layout.rs.
 CHECK_BYTES = 64 << 20
+#: Workspace of a step, unless a single block needs more.
+STEP_BYTES = 256 << 20
 
 
 def scratch(side: int) -> int:
@@ -195,7 +208,7 @@ def structure(shapes: Shapes, preset: Optional[str], options: Mapping[str, Any])
     for stack in stacks:
         for side in stack.dims if stack.preconditioned else ():
             sides[side] += stack.count
-    room = max((2 * NUMBER * stack.count * stack.elements for stack in stacks), default=0)
+    room = max((2 * NUMBER * stack.slice * stack.elements for stack in stacks), default=0)
     largest = max((scratch(side) for side in sides), default=0)
     workspace = max(room, 2 * largest, min(CHECK_BYTES, sum(scratch(side) * own for side, own in sides.items())))
     groups = []
@@ -355,9 +368,16 @@ def counted(plan: Structure, preset: Optional[str], options: Mapping[str, Any]) 
             one, two = ([ParamSpec("w", (5, side), "float32")] for side in (5, 4))
             base, more = (simulator.count(kind, each, preset, options) for each in (one, two))
             result[kind] = result[kind].plus(more, further).plus(base, -further)
-        # A lone block's square is one call of syrk.
-        sides = [side for stack in plan.stacks if stack.preconditioned and stack.count > 1 for side in stack.dims]
-        result[kind] = result[kind]._replace(products=result[kind].products + sum(pieces(side) - 1 for side in sides))
+    # What one more slice costs: two shapes against one.
+    sliced = sum(stack.slices - 1 for stack in plan.stacks)
+    one = simulator.count("plain", [ParamSpec("w", (5, 5), "float32")], preset, options)
+    two = simulator.count("plain", [ParamSpec(f"w{side}", (side, side), "float32") for side in (5, 6)], preset, options)
+    # A lone block's square is one call of syrk.
+    batched_stacks = [stack for stack in plan.stacks if stack.preconditioned and stack.slice > 1]
+    further = sum(stack.slices * (pieces(side) - 1) for stack in batched_stacks for side in stack.dims)
+    for kind, own in result.items():
+        own = own.plus(two, sliced).plus(one, -sliced)
+        result[kind] = own._replace(products=own.products + further)
     simulator.close()
     return result
 

@@ -458,10 +458,13 @@ fn a_refresh_by_qr_steps_costs_the_same_for_one_block_and_for_ten() {
 fn a_refresh_takes_so_many_flops() {
     simulated_with(&["eager"], &[], || {
         println!();
-        println!("| refresh of 6 factors of side 24 | flops of products / n³ | eigendecompositions | solver calls |");
+        println!(
+            "| refresh of 6 factors of side 24 | flops of products / n³ | eigendecompositions | solver calls |"
+        );
         let specs = equal(3, &[24, 24]);
         let of = |options: &str| {
-            let trainer = Trainer::new(&specs, &format!("merge_dims=false policy=sandwich tau=0.5 {options}"));
+            let trainer =
+                Trainer::new(&specs, &format!("merge_dims=false policy=sandwich tau=0.5 {options}"));
             let mut steps = Vec::new();
             for _ in 0..8 {
                 let before = (count("blas_flops"), count("evds"));
@@ -475,11 +478,9 @@ fn a_refresh_takes_so_many_flops() {
         let decomposed = of("correction_period=1000");
         let stepped = of("correction_period=1000 refresh_method=qr");
         let sensed = of("");
-        for (name, (cubes, evds, calls)) in [
-            ("an eigendecomposition", decomposed),
-            ("one QR step", stepped),
-            ("sensed first", sensed),
-        ] {
+        for (name, (cubes, evds, calls)) in
+            [("an eigendecomposition", decomposed), ("one QR step", stepped), ("sensed first", sensed)]
+        {
             println!("| {name} | {cubes:.2} | {evds} | {calls} |");
         }
         // QᵀQ, A·Q, QᵀAQ, B·Bᵀ; beside them 9 n³ of the solver's own, by the model.

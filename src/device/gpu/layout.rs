@@ -134,8 +134,8 @@ pub struct Layout {
     pub partials: Vec<usize>,
     /// Bytes of workspace.
     pub work_bytes: usize,
-    /// Bytes that the factors of a check take of it.
-    pub check_bytes: usize,
+    /// Bytes of a second one, for factors alone.
+    pub side_bytes: usize,
     /// Refreshes are delayed.
     pub delays: bool,
 }
@@ -199,9 +199,9 @@ impl Layout {
         let delays = plan.factors.iter().any(|factor| factor.pending_statistic.is_some());
         let lists = (lists(delays), choices(delays));
         let tables = place_tables(plan.blocks.len(), plan.factors.len(), lists, kept, sums);
-        let check_bytes = aligned(check_bytes(plan));
-        let work_bytes = aligned(step).max(check_bytes);
-        Ok(Layout { batches, first_rows, tables, diagonals, partials, work_bytes, check_bytes, delays })
+        let work_bytes = aligned(step.max(check_bytes(plan, CHECK_BYTES)));
+        let side_bytes = aligned(check_bytes(plan, work_bytes));
+        Ok(Layout { batches, first_rows, tables, diagonals, partials, work_bytes, side_bytes, delays })
     }
 
     /// Lists of tasks.
@@ -386,7 +386,7 @@ pub fn factor_bytes(plan: &Plan, factor: &FactorPlan, size: usize, count: usize)
 }
 
 /// Enough for the largest factor alone, in double precision, and for all of them at once up to a limit.
-fn check_bytes(plan: &Plan) -> usize {
+fn check_bytes(plan: &Plan, limit: usize) -> usize {
     let need = |factor: &FactorPlan| {
         let size = plan.params[plan.blocks[factor.block].param].statistic.size();
         factor_bytes(plan, factor, size, 1)
@@ -394,7 +394,7 @@ fn check_bytes(plan: &Plan) -> usize {
     let own = || plan.factors.iter().filter(|factor| factor.is_preconditioned());
     let all = own().map(need).fold(0usize, usize::saturating_add);
     let most = own().map(|factor| factor_bytes(plan, factor, 8, 1)).max().unwrap_or(0);
-    most.max(all.min(CHECK_BYTES))
+    most.max(all.min(limit))
 }
 
 #[cfg(test)]

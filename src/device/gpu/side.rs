@@ -95,7 +95,7 @@ impl Side {
         let mut made = Side {
             stream,
             linear,
-            work: Memory::new(&device, gpu.layout.check_bytes, allocator, what)?,
+            work: Memory::new(&device, gpu.layout.side_bytes, allocator, what)?,
             memory: Memory::new(&device, end, allocator, what)?,
             places,
             renewals,
