@@ -723,6 +723,9 @@ typedef struct foam_stats_info {
 /** QR steps on a CUDA device that did not bring the bound to `tau`: the next check decomposes. */
 #define FOAM_BRANCH_QR_SHORT 10
 
+/** A delayed refresh failed on a CUDA device: the next check decomposes in double precision, at once. */
+#define FOAM_BRANCH_EVD_FAILED 11
+
 /** Statistics of one Kronecker factor. Values that do not exist yet are NaN. */
 typedef struct foam_factor_info {
     /** Bytes of this struct as the library wrote it. */

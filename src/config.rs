@@ -405,7 +405,7 @@ impl Config {
         Ok(())
     }
 
-    /// A delayed refresh is an eigendecomposition of Shampoo, on a device that has a worker for it.
+    /// A delayed refresh is an eigendecomposition of Shampoo.
     fn validate_delay(&self) -> Result<()> {
         let delay = self.refresh_delay;
         if delay == 0 {
@@ -420,14 +420,6 @@ impl Config {
             return Err(Error::invalid(format!(
                 "refresh_delay = {delay} with refreshes by QR steps, which begin at the stale basis; expected refresh_method = evd, or refresh_delay = 0"
             )));
-        }
-        if self.device.kind == Device::CUDA_KIND {
-            return Err(Error::new(
-                crate::error::Kind::Unsupported,
-                format!(
-                    "refresh_delay = {delay} on a CUDA device, whose refreshes are not delayed yet; expected device = cpu, or refresh_delay = 0"
-                ),
-            ));
         }
         Ok(())
     }

@@ -11,7 +11,9 @@ built-in set: gpt2-small, gpt2-block, 7b (a decoder of 32 layers with embedding 
 - Counts of kernels, cuBLAS calls, solver calls, copies and waits are counted: the simulator of tests/cudasim runs the
   library on parameters of the same structure with small sides. Counts do not depend on the sides, except that factors
   which do not fit into the workspace together are worked on in several groups: those are added, by what one group
-  costs on the simulator. Without the simulator the counts are left out.
+  costs on the simulator; that stacks of more than 256 MB are worked on in slices, each with the launches of one; and
+  that the squares of long sides are multiplied in pieces. These are added, too. Without the simulator the counts are
+  left out.
 - Flops and bytes are worked out from the plan of blocks (foam.plan), verb by verb, as src/device/gpu does them.
 - Milliseconds are the larger of the device's time and of the host's launches. The device's time is the sum over all
   pieces of work of max(flops / (efficiency * TF/s), bytes / (0.85 * TB/s)); kernels with one thread block per factor
@@ -31,6 +33,8 @@ built-in set: gpt2-small, gpt2-block, 7b (a decoder of 32 layers with embedding 
              L'L 2 n^3, trsm n^3, Q Z 2 n^3, one Newton-Schulz step 4 n^3, Q'Q 2 n^3, the new H 4 n^3, the certificate
              (two potrf, trsm, product) 11/3 n^3. Each call of potrf and trsm (nine with those of
              the check before) works in panels of 32 columns with four launches each, an assumption without a source.
+- A delayed refresh (refresh_delay) is asked for by one step and taken by another; what is decomposed on the side stream
+  in between is a row of its own. That steps beside it are as fast as without it is an assumption.
 """
 
 from __future__ import annotations
@@ -133,6 +137,16 @@ class Stack(NamedTuple):
         """Of one block."""
         return math.prod(self.dims)
 
+    @property
+    def slice(self) -> int:
+        """Blocks that are worked on together."""
+        return min(self.count, max(1, STEP_BYTES // (2 * NUMBER * self.elements)))
+
+    @property
+    def slices(self) -> int:
+        """How many such parts there are."""
+        return -(-self.count // self.slice)
+
 
 class Group(NamedTuple):
     """Factors of one side that are worked on together."""
@@ -163,6 +177,8 @@ class Structure(NamedTuple):
 NUMBER = 4
 #: Workspace that the factors of a check may fill at once, unless the step needs more; src/device/gpu/layout.rs.
 CHECK_BYTES = 64 << 20
+#: Workspace of a step, unless a single block needs more.
+STEP_BYTES = 256 << 20
 
 
 def scratch(side: int) -> int:
@@ -192,7 +208,7 @@ def structure(shapes: Shapes, preset: Optional[str], options: Mapping[str, Any])
     for stack in stacks:
         for side in stack.dims if stack.preconditioned else ():
             sides[side] += stack.count
-    room = max((2 * NUMBER * stack.count * stack.elements for stack in stacks), default=0)
+    room = max((2 * NUMBER * stack.slice * stack.elements for stack in stacks), default=0)
     largest = max((scratch(side) for side in sides), default=0)
     workspace = max(room, 2 * largest, min(CHECK_BYTES, sum(scratch(side) * own for side, own in sides.items())))
     groups = []
@@ -241,6 +257,8 @@ KINDS: Dict[str, Tuple[Dict[str, Any], int, int, int]] = {
     "check, reuse, new damping": (dict(policy="foam_no_refresh", tau=1e-3, epsilon_max=1e30), 8, 0, 1),
     "check, refresh": (dict(policy="stale"), 8, 1, 0),
     "check, sensed, then refresh": (dict(policy="foam", tau=1e-6, epsilon_max=1e-3), 8, 1, 0),
+    "check that asks for delayed refreshes": (dict(policy="stale", refresh_delay=2), 8, 0, 0),
+    "delayed refreshes taken": (dict(policy="stale", refresh_delay=2), 10, 1, 0),
     # Corrections make the checks of the schedule refreshes that nothing is sensed for.
     "check, refresh by one QR step": (
         dict(policy="sandwich", tau=0.5, refresh_method="qr", correction_period=1000),
@@ -350,6 +368,16 @@ def counted(plan: Structure, preset: Optional[str], options: Mapping[str, Any]) 
             one, two = ([ParamSpec("w", (5, side), "float32")] for side in (5, 4))
             base, more = (simulator.count(kind, each, preset, options) for each in (one, two))
             result[kind] = result[kind].plus(more, further).plus(base, -further)
+    # What one more slice costs: two shapes against one.
+    sliced = sum(stack.slices - 1 for stack in plan.stacks)
+    one = simulator.count("plain", [ParamSpec("w", (5, 5), "float32")], preset, options)
+    two = simulator.count("plain", [ParamSpec(f"w{side}", (side, side), "float32") for side in (5, 6)], preset, options)
+    # A lone block's square is one call of syrk.
+    batched_stacks = [stack for stack in plan.stacks if stack.preconditioned and stack.slice > 1]
+    further = sum(stack.slices * (pieces(side) - 1) for stack in batched_stacks for side in stack.dims)
+    for kind, own in result.items():
+        own = own.plus(two, sliced).plus(one, -sliced)
+        result[kind] = own._replace(products=own.products + further)
     simulator.close()
     return result
 
@@ -382,17 +410,31 @@ def passes(device: Device, side: int, count: int, number: float, *, narrow: bool
     return Work(0.0, moved, device.narrow(moved, count) if narrow else device.seconds(0.0, moved))
 
 
+def pieces(side: int) -> int:
+    """In how many products the lower triangle of a batched square is multiplied: lower_tiles of src/device/gpu/step.rs."""
+    width = -(-side // min(max(side // 256, 1), 8))
+    return -(-side // width)
+
+
+def triangle(side: int) -> float:
+    """The work of these products as a share of the whole square."""
+    width = -(-side // pieces(side))
+    return sum((side - first) * min(width, side - first) for first in range(0, side, width)) / side**2
+
+
 def _square(device: Device, stack: Stack, side: int, tf32: bool, bf16: bool) -> Work:
     """The product that a statistic takes in."""
     numbers, squares = stack.count * stack.elements, stack.count * side * side
     # As Batch::squares_fit of src/device/gpu/layout.rs, for matrices.
     if bf16 and 2 * stack.elements + 4 * side * side <= 8 * stack.elements:
         # The square is written and read, the lower triangle of the statistic read and written.
-        flops, moved = 2.0 * numbers * side, float(NUMBER) * (0.5 * numbers + 2.5 * squares)
+        share = triangle(side)
+        flops, moved = 2.0 * numbers * side * share, float(NUMBER) * (0.5 * numbers + (1.5 + share) * squares)
         return Work(flops, moved, device.seconds(flops, moved, bf16=True))
-    # A single matrix is added by syrk, with half the flops.
-    flops = 2.0 * numbers * side * (0.5 if stack.count == 1 else 1.0)
-    moved = float(NUMBER * (numbers + 2 * squares))
+    # A single matrix is added by syrk, with half the flops; there is none for TF32.
+    share = 0.5 if stack.count == 1 and not tf32 else triangle(side)
+    flops = 2.0 * numbers * side * share
+    moved = NUMBER * (numbers + 2.0 * share * squares)
     return Work(flops, moved, device.seconds(flops, moved, tf32))
 
 
@@ -428,6 +470,16 @@ def judge(device: Device, group: Group) -> Work:
     floor is one more product, Q'(A Q), and a reading of its lower triangle.
     """
     return _total((passes(device, *group, 0.5 + 3 + 4 + 2 + 0.5), products(device, *group, 3)))
+
+
+def keep(device: Device, group: Group) -> Work:
+    """The copy of a statistic that a delayed refresh is of."""
+    return passes(device, *group, 2)
+
+
+def take(device: Device, group: Group) -> Work:
+    """A basis that was found on the side stream is copied."""
+    return passes(device, *group, 2)
 
 
 def serial(device: Device, group: Group) -> Work:
@@ -473,9 +525,9 @@ def cholesky(device: Device, group: Group) -> Work:
     """The same by a batched Cholesky QR, and what comes before it: the check by which the refresh is found to be due."""
     certificate = 2 / 3 + 1 + 2
     step = 4 + 2 / 3 + 2 + 1 + 2 + 4 + 2 + 4 + certificate
-    # Of each of the two certificates: the scaled matrix is made, read up to three times, and copied.
-    narrow = passes(device, *group, 2 * 7, narrow=True)
-    return _total((sense(device, group), narrow, _qr(device, group, step + certificate, 9 * 4 / 32)))
+    # Of each of the two certificates: the scaled matrix is made, read up to three times, and copied; H is put in order.
+    wide, narrow = passes(device, *group, 2 * 7), passes(device, *group, 2, narrow=True)
+    return _total((sense(device, group), wide, narrow, _qr(device, group, step + certificate, 9 * 4 / 32)))
 
 
 #: Ways to refresh: the name, the work, solver calls, and whether the answer is judged as that of an eigensolver.
@@ -534,6 +586,10 @@ def rows(device: Device, plan: Structure, counts: Optional[Dict[str, Counts]]) -
         if way is cholesky:
             own = of("check, refresh by one QR step")
         found.append(_row(device, f"check, refresh by {name}", own, _total(parts)))
+    asked, taken = "check that asks for delayed refreshes", "delayed refreshes taken"
+    found.append(_row(device, asked, of(asked), _total((base, over(keep)))))
+    found.append(_row(device, "side stream, between both", None, _total((over(this_version), over(judge)))))
+    found.append(_row(device, taken, of(taken), _total((base, over(take), over(redamp)))))
     return found
 
 

@@ -137,6 +137,7 @@ enum class Branch : int32_t {
     reuse_clipped = FOAM_BRANCH_REUSE_CLIPPED,
     reuse_same = FOAM_BRANCH_REUSE_SAME,
     qr_short = FOAM_BRANCH_QR_SHORT,
+    evd_failed = FOAM_BRANCH_EVD_FAILED,
 };
 
 /** Which matrix of a factor is read. */

@@ -173,6 +173,8 @@ pub const FOAM_BRANCH_REUSE_CLIPPED: i32 = 8;
 pub const FOAM_BRANCH_REUSE_SAME: i32 = 9;
 /// QR steps on a CUDA device that did not bring the bound to `tau`: the next check decomposes.
 pub const FOAM_BRANCH_QR_SHORT: i32 = 10;
+/// A delayed refresh failed on a CUDA device: the next check decomposes in double precision, at once.
+pub const FOAM_BRANCH_EVD_FAILED: i32 = 11;
 
 /// Statistics of one Kronecker factor. Values that do not exist yet are NaN.
 #[repr(C)]

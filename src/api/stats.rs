@@ -204,7 +204,7 @@ pub struct FactorStats {
 
 impl Branch {
     /// Every branch, in the order of its number.
-    const ALL: [Branch; 11] = [
+    const ALL: [Branch; 12] = [
         Branch::None,
         Branch::EvdFirst,
         Branch::EvdStale,
@@ -216,6 +216,7 @@ impl Branch {
         Branch::ReuseClipped,
         Branch::ReuseSame,
         Branch::QrShort,
+        Branch::EvdFailed,
     ];
 
     fn of(number: i64) -> Branch {
@@ -236,6 +237,7 @@ impl Branch {
             Branch::ReuseClipped => "reuse_clipped",
             Branch::ReuseSame => "reuse_same",
             Branch::QrShort => "qr_short",
+            Branch::EvdFailed => "evd_failed",
         }
     }
 

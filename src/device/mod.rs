@@ -22,7 +22,7 @@ pub mod gpu;
 
 use crate::config::InjectFault;
 use crate::engine::rules::{Clock, Rules};
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::memory::reserved;
 use crate::preconditioner::FactorRecord;
 use crate::preconditioner::damping::Damping;
@@ -213,6 +213,8 @@ pub struct RefreshOrder {
     pub doubled: bool,
     /// Decompose the statistic that [`Device::postpone`] kept; else the statistic as it is.
     pub delayed: bool,
+    /// Take what was decomposed only if the clock of the block is at this step; 0 to take it in any case.
+    pub due: u64,
     /// A fault made on purpose.
     pub fault: InjectFault,
 }
@@ -433,14 +435,10 @@ pub trait Device: Send {
     ) -> Result<bool>;
     /// Keeps the statistics of factors as they are, for refreshes that are taken later. What [`Device::refresh`] will find
     /// for an equal order may be worked out from now on; what it finds does not depend on that.
-    fn postpone(&mut self, _rules: &Rules, orders: &[RefreshOrder]) -> Result<()> {
-        let unable =
-            || Error::new(Kind::Unsupported, "this device delays no refresh; expected refresh_delay = 0");
-        if orders.is_empty() { Ok(()) } else { Err(unable()) }
-    }
+    fn postpone(&mut self, rules: &Rules, orders: &[RefreshOrder]) -> Result<()>;
     /// The same for statistics that were kept before and loaded since.
-    fn resume(&mut self, _orders: &[RefreshOrder]) {}
-    /// Writes the records of all factors into the state; those of pending refreshes are chosen in `redamp`.
+    fn resume(&mut self, orders: &[RefreshOrder]) -> Result<()>;
+    /// Writes the records of all factors into the state, or of none; those of pending refreshes are chosen in `redamp`.
     fn store_records(&mut self, records: &[FactorRecord], pending: &[Pending]) -> Result<()>;
     /// Forms inverse roots.
     fn redamp(&mut self, orders: &[RedampOrder]) -> Result<()>;

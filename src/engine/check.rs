@@ -27,7 +27,7 @@ pub(super) struct Lists {
     postponed: Vec<RefreshOrder>,
     pub(super) refreshed: Vec<Refreshed>,
     pub(super) redamp: Vec<RedampOrder>,
-    pending: Vec<Pending>,
+    pub(super) pending: Vec<Pending>,
 }
 
 impl Lists {
@@ -70,15 +70,28 @@ impl Engine {
         // Of a borrowed state on a device that works on its own the host knows nothing before it asks, which means
         // waiting: all factors are sensed before that, unless what to sense depends on the answer.
         let mut known = !self.borrowed || self.device.is_synchronous();
-        if !known && policy::looks_at_age(self.config.policy) {
+        if !known && (policy::looks_at_age(self.config.policy) || self.config.refresh_delay > 0) {
             self.sense(rules, &[])?;
             self.hear()?;
             known = true;
         }
         let mut lists = std::mem::take(&mut self.lists);
-        let outcome = self.adopt(rules, &mut lists).and_then(|()| self.sense_due(rules, known, &mut lists));
+        let outcome = self.adopt_and_sense(rules, known, &mut lists);
         self.lists = lists;
         outcome
+    }
+
+    fn adopt_and_sense(&mut self, rules: &Rules, known: bool, lists: &mut Lists) -> Result<bool> {
+        let in_doubt = self.adopt(rules, lists)?;
+        if self.sense_due(rules, known, lists)? {
+            return Ok(true);
+        }
+        // What a device that works on its own has taken over is heard of now: the next check builds on it.
+        let hears = in_doubt && !self.borrowed;
+        if hears {
+            self.sense(rules, &[])?;
+        }
+        Ok(hears)
     }
 
     /// The rest of a check: hears the answers, decides, refreshes and re-damps. Says whether the step goes on.
@@ -174,7 +187,7 @@ impl Engine {
         undecided.resize(self.plan.factors.len(), false);
         for &factor in &lists.due {
             // A device that climbs one rung per check goes on where the last check failed.
-            let again = self.plan.preconditioner.decomposes_again(&self.records[factor]);
+            let again = self.plan.preconditioner.decomposes_again(&self.config, &self.records[factor]);
             let doubled = !self.device.is_synchronous() && again;
             // QR steps that did not suffice there are made up for by an eigendecomposition now.
             let short = self.records[factor].is_short();
@@ -187,7 +200,7 @@ impl Engine {
             if !undecided[factor] {
                 self.ask_for(order, &mut refresh, &mut postponed);
             }
-            if short && !unseen {
+            if (short || doubled && self.config.refresh_delay > 0) && !unseen {
                 self.records[factor].counters.branch = Branch::EvdThreshold as i64;
             }
         }
@@ -295,6 +308,7 @@ impl Engine {
             qr: self.qr_steps(factor),
             doubled: false,
             delayed: false,
+            due: 0,
             fault: self.fault(),
         }
     }
@@ -355,7 +369,7 @@ impl Engine {
 
     /// A refresh whose answer is still out: the device chooses the record, and the host's is written as far as it
     /// is certain.
-    fn expect(&mut self, order: &RefreshOrder, pending: &mut Vec<Pending>) -> RedampOrder {
+    pub(super) fn expect(&mut self, order: &RefreshOrder, pending: &mut Vec<Pending>) -> RedampOrder {
         let factor = order.factor;
         let with = |rung| Refreshed { rung, by_qr: order.qr.is_some(), ..Refreshed::default() };
         let narrow = self.plan.param_of(factor).statistic == Precision::F32;
@@ -365,9 +379,10 @@ impl Engine {
         let failure = Refreshed { by_qr: false, bound: f64::INFINITY, ..with(failed) };
         let failure = self.outcome(order, &failure);
         pending.push(Pending { factor, success, failure });
-        let counters = &mut self.records[factor].counters;
-        counters.has_basis = 1;
-        counters.last_refresh = success.counters.last_refresh;
+        let record = &mut self.records[factor];
+        record.gauges.orthogonality = success.gauges.orthogonality;
+        record.counters.has_basis = 1;
+        record.counters.last_refresh = success.counters.last_refresh;
         RedampOrder {
             factor,
             epsilon: self.damping(factor),
@@ -396,6 +411,9 @@ impl Engine {
         counters.qr_steps += refreshed.qr_steps;
         counters.qr_fallbacks += i64::from(order.qr.is_some() && !refreshed.by_qr);
         let given_up = refreshed.rung == Rung::Stale;
+        if given_up && self.config.refresh_delay > 0 && !self.device.is_synchronous() {
+            counters.branch = Branch::EvdFailed as i64;
+        }
         // What QR steps did not bring to τ is still a basis, where nothing else gives one.
         if given_up && order.has_basis && refreshed.qr_steps == 0 {
             counters.reuse_calls += 1;

@@ -11,10 +11,11 @@ use crate::preconditioner::damping::Damping;
 use crate::preconditioner::policy::{self, Sensed};
 
 impl Engine {
-    /// Takes the refreshes that were asked for `refresh_delay` steps ago, before the step's own check looks at them.
-    pub(super) fn adopt(&mut self, rules: &Rules, lists: &mut Lists) -> Result<()> {
+    /// Takes the refreshes that were asked for `refresh_delay` steps ago, before the step's own check looks at them. Says
+    /// whether only the device knows what came of them.
+    pub(super) fn adopt(&mut self, rules: &Rules, lists: &mut Lists) -> Result<bool> {
         if self.config.refresh_delay == 0 {
-            return Ok(());
+            return Ok(false);
         }
         let (mut refresh, mut redamp) = (emptied(&mut lists.refresh), emptied(&mut lists.redamp));
         let ready = |factor: &usize| {
@@ -22,22 +23,42 @@ impl Engine {
             self.takes_part[block] && self.adopts(*factor, self.clocks[block].step)
         };
         let factors = (0..self.plan.factors.len()).filter(ready);
-        refresh.extend(factors.map(|factor| self.delayed_order(factor)));
-        let outcome = if refresh.is_empty() {
-            Ok(())
-        } else {
-            refresh.sort_unstable_by_key(|order| self.large_first(order.factor));
-            self.timed(Verb::Refresh, |this| this.device.refresh(rules, &refresh, &mut lists.refreshed))
-                .and_then(|_| {
-                    self.settle_refreshes(&refresh, &lists.refreshed, &mut redamp);
-                    self.timed(Verb::Redamp, |this| {
-                        this.device.store_records(&this.records, &[])?;
-                        this.device.redamp(&redamp)
-                    })
-                })
+        refresh.extend(factors.map(|factor| self.order_to_take(factor)));
+        refresh.sort_unstable_by_key(|order| self.large_first(order.factor));
+        let outcome = match refresh.is_empty() {
+            true => Ok(false),
+            false => self.take_refreshes(rules, &refresh, &mut redamp, lists),
         };
         (lists.refresh, lists.redamp) = (refresh, redamp);
         outcome
+    }
+
+    /// Takes `refresh`, and forms the inverse roots.
+    fn take_refreshes(
+        &mut self,
+        rules: &Rules,
+        refresh: &[RefreshOrder],
+        redamp: &mut Vec<RedampOrder>,
+        lists: &mut Lists,
+    ) -> Result<bool> {
+        let answers = &mut lists.refreshed;
+        if self.timed(Verb::Refresh, |this| this.device.refresh(rules, refresh, answers))? {
+            self.settle_refreshes(refresh, answers, redamp);
+            return self.timed(Verb::Redamp, |this| {
+                this.device.store_records(&this.records, &[])?;
+                this.device.redamp(redamp)?;
+                Ok(false)
+            });
+        }
+        let mut pending = emptied(&mut lists.pending);
+        refresh.iter().for_each(|order| redamp.push(self.expect(order, &mut pending)));
+        // The device may have chosen records since the host last heard of them: the others stay as they are.
+        let outcome = self.timed(Verb::Redamp, |this| {
+            this.device.store_records(&[], &pending)?;
+            this.device.redamp(redamp)
+        });
+        lists.pending = pending;
+        outcome.map(|()| true)
     }
 
     /// Whether a factor's refresh that is under way is taken by step `t` of its block.
@@ -50,15 +71,23 @@ impl Engine {
         RefreshOrder { delayed: true, ..self.refresh_order(factor) }
     }
 
+    /// The same for the step under way. The host may not know of steps that a device has refused, and whose clocks have
+    /// stood still: such a device looks at the clock itself.
+    fn order_to_take(&self, factor: usize) -> RefreshOrder {
+        let due = if self.device.is_synchronous() { 0 } else { self.step_of(factor) };
+        RefreshOrder { due, ..self.delayed_order(factor) }
+    }
+
     /// Begins the refreshes again that were under way when the state was written.
-    pub(super) fn resume_refreshes(&mut self) {
+    pub(super) fn resume_refreshes(&mut self) -> Result<()> {
         let mut orders = emptied(&mut self.lists.refresh);
         let pending = |factor: &usize| self.records[*factor].counters.pending_since > 0;
         let factors = (0..self.plan.factors.len()).filter(pending);
         orders.extend(factors.map(|factor| self.delayed_order(factor)));
         orders.sort_unstable_by_key(|order| self.large_first(order.factor));
-        self.device.resume(&orders);
+        let outcome = self.device.resume(&orders);
         self.lists.refresh = orders;
+        outcome
     }
 
     /// A refresh that a check asks for: at once, or later where refreshes are delayed and there is a stale basis to go on
@@ -95,8 +124,9 @@ impl Engine {
         Some(RedampOrder { factor, epsilon, pending: None, adopt_diagonal: true })
     }
 
-    /// Whether a refresh is taken later: there has to be a stale basis to go on with.
+    /// Whether a refresh is taken later: there has to be a stale basis to go on with. What has failed is tried again at
+    /// once.
     fn delays(&self, order: &RefreshOrder) -> bool {
-        self.config.refresh_delay > 0 && order.has_basis
+        self.config.refresh_delay > 0 && order.has_basis && !order.doubled
     }
 }

@@ -217,8 +217,9 @@ impl Optimizer {
         };
         // SAFETY: the state is ours, and the tensors are valid for the call.
         unsafe { self.engine.device.bind(&binding)? };
-        if std::mem::take(&mut self.engine.resumes) {
-            self.engine.resume_refreshes();
+        if self.engine.resumes && !self.engine.recording {
+            self.engine.resume_refreshes()?;
+            self.engine.resumes = false;
         }
         Ok((rules, waits))
     }

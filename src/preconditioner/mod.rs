@@ -110,7 +110,11 @@ impl Preconditioner {
 
     /// Whether a factor's last decomposition failed, so that a device that climbs one rung per check tries the next.
     /// SOAP decomposes only until there is a first basis; a power iteration that fails is the same again.
-    pub fn decomposes_again(&self, record: &FactorRecord) -> bool {
+    pub fn decomposes_again(&self, config: &Config, record: &FactorRecord) -> bool {
+        if config.refresh_delay > 0 {
+            // A basis that a check asked for is still to come after it.
+            return record.counters.branch == Branch::EvdFailed as i64;
+        }
         let wants = self.has_roots() || record.counters.evd_calls == 0;
         wants && record.refresh_failed()
     }
@@ -166,6 +170,9 @@ pub enum Branch {
     ReuseSame = 9,
     /// QR steps that did not bring the bound to τ: the next check decomposes.
     QrShort = 10,
+    /// Refreshes are delayed, and the last one failed on a device that climbs one rung per check: the next check
+    /// decomposes in double precision, at once.
+    EvdFailed = 11,
 }
 
 /// A part of a factor's record: plain numbers of one type, and the table of their names, which checkpoints use.
@@ -327,7 +334,7 @@ impl FactorRecord {
                 "pending_since = {pending_since}: expected at most the step of the last check, and 0 where there is no basis"
             ));
         }
-        let last = Branch::QrShort as i64;
+        let last = Branch::EvdFailed as i64;
         (has_basis > 1 || branch > last).then(|| {
             format!("has_basis = {has_basis}, branch = {branch}: expected 0 or 1, and at most {last}")
         })

@@ -452,6 +452,46 @@ fn a_refresh_by_qr_steps_costs_the_same_for_one_block_and_for_ten() {
     });
 }
 
+/// Flops of the products that a refresh adds to a plain step, and its solver calls, as shares of n³ per factor: by
+/// eigendecompositions, and by one QR step, which needs none.
+#[test]
+fn a_refresh_takes_so_many_flops() {
+    simulated_with(&["eager"], &[], || {
+        println!();
+        println!(
+            "| refresh of 6 factors of side 24 | flops of products / n³ | eigendecompositions | solver calls |"
+        );
+        let specs = equal(3, &[24, 24]);
+        let of = |options: &str| {
+            let trainer =
+                Trainer::new(&specs, &format!("merge_dims=false policy=sandwich tau=0.5 {options}"));
+            let mut steps = Vec::new();
+            for _ in 0..8 {
+                let before = (count("blas_flops"), count("evds"));
+                let cost = trainer.step();
+                steps.push((count("blas_flops") - before.0, count("evds") - before.1, cost.solvers));
+            }
+            let (plain, check) = (steps[6], steps[7]);
+            let cubes = (check.0 - plain.0) as f64 / (6.0 * 24f64.powi(3));
+            (cubes, check.1, check.2)
+        };
+        let decomposed = of("correction_period=1000");
+        let stepped = of("correction_period=1000 refresh_method=qr");
+        let sensed = of("");
+        for (name, (cubes, evds, calls)) in
+            [("an eigendecomposition", decomposed), ("one QR step", stepped), ("sensed first", sensed)]
+        {
+            println!("| {name} | {cubes:.2} | {evds} | {calls} |");
+        }
+        // QᵀQ, A·Q, QᵀAQ, B·Bᵀ; beside them 9 n³ of the solver's own, by the model.
+        assert_eq!((decomposed.0, decomposed.1), (8.0, 6));
+        // QᵀAQ 4, LᵀL 2, a solution 1, Q·Z 2, two times QᵀQ 4, Q·QᵀQ 2, the new QᵀAQ 4, B·Bᵀ 2, and of the certificate a
+        // solution and a product, 3; Cholesky's factors are the solver's.
+        assert_eq!((stepped.0, stepped.1), (24.0, 0));
+        assert!(sensed.0 > 4.0);
+    });
+}
+
 /// A plain step of SOAP, a check that only measures, and one that refreshes.
 fn costs_of_soap(specs: &[Spec], options: &str) -> [Cost; 3] {
     let trainer =

@@ -10,9 +10,9 @@ use foam::abi::*;
 use std::collections::BTreeMap;
 
 /// Faults are many, and no address is used again: whatever is used or freed after its end is told.
-const QUIETLY: [(&str, &str); 2] = [("CUDASIM_QUIET", "1"), ("CUDASIM_REUSE", "0")];
+pub const QUIETLY: [(&str, &str); 2] = [("CUDASIM_QUIET", "1"), ("CUDASIM_REUSE", "0")];
 
-const OPTIONS: &str = "device=cuda:0 check_period=4 beta2=0.9 policy=stale epsilon=1e-3 epsilon_max=3e-2";
+pub const OPTIONS: &str = "device=cuda:0 check_period=4 beta2=0.9 policy=stale epsilon=1e-3 epsilon_max=3e-2";
 
 /// Everything that a step or a creation calls, and the status that its failure gives.
 const ENTRIES: &[(&str, i32)] = &[
@@ -77,8 +77,8 @@ fn specs_in(dtype: Dtype) -> Vec<Spec> {
     shapes.iter().enumerate().map(spec).collect()
 }
 
-struct Bed {
-    model: Model,
+pub struct Bed {
+    pub model: Model,
     params: Vec<Tensor>,
     grads: Vec<Vec<Option<Tensor>>>,
 }
@@ -87,7 +87,7 @@ fn bed() -> Bed {
     bed_of("reference", &format!("{OPTIONS} merge_dims=false"))
 }
 
-fn bed_of(preset: &str, options: &str) -> Bed {
+pub fn bed_of(preset: &str, options: &str) -> Bed {
     bed_in(Dtype::F32, preset, options)
 }
 
@@ -101,7 +101,7 @@ fn bed_in(dtype: Dtype, preset: &str, options: &str) -> Bed {
 }
 
 impl Bed {
-    fn step(&mut self, t: usize) -> Result<bool, Failure> {
+    pub fn step(&mut self, t: usize) -> Result<bool, Failure> {
         self.model.try_step(&mut self.params, &self.grads[t], StepWith::default())
     }
 
@@ -121,13 +121,13 @@ impl Bed {
 
 /// What became of the faults, for the table.
 #[derive(Default)]
-struct Tally {
-    absorbed: u64,
-    unchanged: u64,
-    lost: u64,
+pub struct Tally {
+    pub absorbed: u64,
+    pub unchanged: u64,
+    pub lost: u64,
 }
 
-fn sweep(bed: impl Fn() -> Bed, t: usize) -> BTreeMap<&'static str, Tally> {
+pub fn sweep(bed: impl Fn() -> Bed, t: usize) -> BTreeMap<&'static str, Tally> {
     let mut clean = bed();
     let mut calls = BTreeMap::new();
     (0..t).for_each(|t| assert_eq!(clean.step(t), Ok(false)));
@@ -174,7 +174,7 @@ fn sweep(bed: impl Fn() -> Bed, t: usize) -> BTreeMap<&'static str, Tally> {
     tallies
 }
 
-fn print(what: &str, tallies: &BTreeMap<&str, Tally>) {
+pub fn print(what: &str, tallies: &BTreeMap<&str, Tally>) {
     println!("| {what}: call that fails | absorbed | nothing changed | said to be lost |");
     for (entry, t) in tallies {
         println!("| {entry} | {} | {} | {} |", t.absorbed, t.unchanged, t.lost);
@@ -298,7 +298,7 @@ fn a_fault_at_creation_is_an_error_and_leaks_nothing() {
     simulated_with(&["eager"], &QUIETLY, || faults_at_creation("reference", OPTIONS));
 }
 
-fn faults_at_creation(preset: &str, options: &str) {
+pub fn faults_at_creation(preset: &str, options: &str) {
     let config = configuration(preset, options).unwrap();
     let before: Vec<u64> = ENTRIES.iter().map(|(entry, _)| count(entry)).collect();
     let made = Model::create_only(&config, &specs()).unwrap_or_else(|failure| panic!("{failure:?}"));

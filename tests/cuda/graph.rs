@@ -25,7 +25,7 @@ pub struct Captured<'a> {
 
 impl Captured<'_> {
     /// Captures what `body` puts on a new stream.
-    fn new(trainer: &Trainer, body: impl FnOnce(*mut c_void)) -> Captured<'_> {
+    pub fn new(trainer: &Trainer, body: impl FnOnce(*mut c_void)) -> Captured<'_> {
         let (mut stream, mut graph, mut exec) = (null_mut(), null_mut(), null_mut());
         trainer.model.gpu.as_ref().unwrap().within(|| {
             // SAFETY: plain driver calls, each checked.
@@ -84,7 +84,7 @@ impl Drop for Captured<'_> {
 }
 
 /// A trainer with a second set of gradients.
-fn trainer(options: &str) -> (Trainer, [Vec<u64>; 2]) {
+pub fn trainer(options: &str) -> (Trainer, [Vec<u64>; 2]) {
     let specs = equal(3, &[6, 5]);
     let mut trainer = Trainer::new(&specs, &format!("{OPTIONS} {options}"));
     let mut random = Random::new(8);
@@ -95,7 +95,7 @@ fn trainer(options: &str) -> (Trainer, [Vec<u64>; 2]) {
     (trainer, [first, second])
 }
 
-fn parameters(trainer: &Trainer) -> Vec<Vec<u8>> {
+pub fn parameters(trainer: &Trainer) -> Vec<Vec<u8>> {
     let gpu = trainer.model.gpu.as_ref().unwrap();
     let read = |which: usize| {
         let mut bytes = vec![0; 120];
@@ -106,7 +106,7 @@ fn parameters(trainer: &Trainer) -> Vec<Vec<u8>> {
 }
 
 /// Waits for all that an optimizer has done: its memory is read on another stream afterwards.
-fn synchronize(trainer: &Trainer) -> Result<(), (i32, String)> {
+pub fn synchronize(trainer: &Trainer) -> Result<(), (i32, String)> {
     let mut error = foam_error::new();
     // SAFETY: a live handle and a record.
     match unsafe { foam_synchronize(trainer.model.handle(), &mut error) } {

@@ -33,6 +33,7 @@ mod support;
 mod tier;
 
 mod cost;
+mod delay;
 mod faults;
 mod graph;
 mod parity;

@@ -124,7 +124,7 @@ pub fn run(preset: &str, options: &str, param: Dtype, grad: Dtype, steps: usize)
 }
 
 /// What must be equal to the last one.
-fn counts(f: &foam_factor_info) -> [u64; 12] {
+fn counts(f: &foam_factor_info) -> [u64; 14] {
     [
         f.checks,
         f.evd_calls,
@@ -138,10 +138,12 @@ fn counts(f: &foam_factor_info) -> [u64; 12] {
         f.bound_average,
         f.bound_spectral,
         f.bound_sandwich,
+        f.pending_since,
+        f.delayed_checks,
     ]
 }
 
-fn parity(preset: &str, options: &str, param: Dtype, grad: Dtype, tolerance: f64) {
+pub fn parity(preset: &str, options: &str, param: Dtype, grad: Dtype, tolerance: f64) {
     let cpu = run(preset, options, param, grad, 34);
     let gpu = run(preset, &format!("{options} device=cuda:0"), param, grad, 34);
     let what = format!("{preset} {options}, {param:?} with gradients of {grad:?}");
@@ -413,13 +415,13 @@ fn checkpoints_cross_between_cpu_and_device() {
 }
 
 /// A model on the device, with its gradients.
-struct Bed {
-    model: Model,
-    params: Vec<Tensor>,
+pub struct Bed {
+    pub model: Model,
+    pub params: Vec<Tensor>,
     grads: Vec<Vec<Tensor>>,
 }
 
-fn bed(options: &str) -> Bed {
+pub fn bed(options: &str) -> Bed {
     let specs = specs(Dtype::F32);
     let (params, grads) = material(&specs, Dtype::F32, 40);
     let model = Model::new("reference", &format!("{OPTIONS} device=cuda:0 {options}"), &specs);
@@ -427,13 +429,13 @@ fn bed(options: &str) -> Bed {
 }
 
 impl Bed {
-    fn step(&mut self, t: usize) -> Result<bool, Failure> {
+    pub fn step(&mut self, t: usize) -> Result<bool, Failure> {
         let grads: Vec<_> = self.grads[t].iter().cloned().map(Some).collect();
         self.model.try_step(&mut self.params, &grads, StepWith::default())
     }
 
     /// The same step with one number of parameter 2's gradient replaced.
-    fn bad_step(&mut self, t: usize, value: f32) -> Result<bool, Failure> {
+    pub fn bad_step(&mut self, t: usize, value: f32) -> Result<bool, Failure> {
         let mut grads: Vec<_> = self.grads[t].iter().cloned().map(Some).collect();
         let spoilt = grads[2].as_mut().unwrap();
         spoilt.bytes[40..44].copy_from_slice(&value.to_ne_bytes());

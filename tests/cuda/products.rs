@@ -163,3 +163,54 @@ fn a_device_without_products_of_bf16_takes_f32() {
         }
     });
 }
+
+/// The statistics of some blocks with a long side after two steps, and the flops of the second step's products.
+fn long_sides(options: &str, blocks: usize, shape: [i64; 2], grad: Dtype) -> (u64, u64, Vec<Vec<f64>>) {
+    let named = |i: usize| Spec::new(&format!("p{i}"), &shape).of(Dtype::F32);
+    let specs: Vec<Spec> = (0..blocks).map(named).collect();
+    let options = format!("start_step=100 beta2=0.9 merge_dims=false max_factor_dim=1024 {options}");
+    let mut model = Model::new("reference", &options, &specs);
+    let mut random = Random::new(29);
+    let mut tensors = |dtype: Dtype| -> Vec<Tensor> {
+        let own = |spec: &Spec| Tensor::of(dtype, &spec.shape, &random.normals(spec.elements()));
+        specs.iter().map(own).collect()
+    };
+    let mut params = tensors(Dtype::F32);
+    model.step(&mut params, &tensors(grad));
+    let before = (count("blas_flops"), count("blas_calls"));
+    model.step(&mut params, &tensors(grad));
+    let spent = (count("blas_flops") - before.0, count("blas_calls") - before.1);
+    let read = |i: usize| model.read((i as i64, 0, 0), FOAM_FACTOR_STATISTIC);
+    (spent.0, spent.1, (0..blocks).map(read).collect())
+}
+
+/// Of a batched square only columns from the diagonal on are multiplied: of side 600 in two pieces, three quarters.
+#[test]
+fn batched_statistics_take_products_of_the_lower_triangle() {
+    simulated_with(&["eager"], &[], || {
+        let small = 2 * 3 * 3 * 600;
+        for (options, grad, tolerance) in [
+            ("", Dtype::F32, 1e-6),
+            ("statistic_dtype=f64", Dtype::F32, 1e-6),
+            ("matmul_precision=tf32", Dtype::F32, 1e-3),
+        ] {
+            let (_, _, cpu) = long_sides(options, 3, [600, 3], grad);
+            let (flops, calls, gpu) = long_sides(&format!("{options} device=cuda:0"), 3, [600, 3], grad);
+            println!("| three blocks of 600 x 3, {options} | {calls} products | {flops} flops |");
+            assert_eq!(flops, 3 * (2 * 3 * 600 * 600 * 3 / 4 + small), "{options}");
+            assert_eq!(calls, 3, "{options}: two for the long side, one for the short one");
+            for (a, b) in cpu.iter().zip(&gpu) {
+                let off = difference(a, b);
+                assert!(off < tolerance, "{options}: off by {off:.1e}");
+            }
+            let (_, more, _) = long_sides(&format!("{options} device=cuda:0"), 7, [600, 3], grad);
+            assert_eq!(more, calls, "the number of blocks makes no difference");
+        }
+        // Gradients in bf16, multiplied as they are.
+        let shape = [512, 360];
+        let (flops, calls, gpu) = long_sides("device=cuda:0", 1, shape, Dtype::Bf16);
+        assert_eq!((flops, calls), (2 * 512 * 360 * (512 * 3 / 4 + 360), 3));
+        let (_, _, cpu) = long_sides("", 1, shape, Dtype::Bf16);
+        assert!(difference(&cpu[0], &gpu[0]) < 1e-5);
+    });
+}

@@ -26,7 +26,7 @@ pub struct Calls {
     state: Vec<(usize, Buffer)>,
     workspace: usize,
     next: usize,
-    /// How often a check waits: the certified policy asks twice.
+    /// How often a check waits: the certified policies, and delayed refreshes, ask twice.
     waits: u64,
     /// SOAP has other ports, and is checked last.
     soap: bool,
@@ -54,7 +54,14 @@ impl Calls {
             state: Vec::new(),
             workspace: bytes,
             next: 100,
-            waits: if options.contains("foam_certified") || options.contains("sandwich") { 2 } else { 1 },
+            waits: if ["foam_certified", "sandwich", "refresh_delay"]
+                .iter()
+                .any(|name| options.contains(name))
+            {
+                2
+            } else {
+                1
+            },
             spent: [Cost::default(); 3],
             soap: preset == "soap",
             shape,
@@ -134,7 +141,9 @@ impl Calls {
         let rest = [info.clone(), workspace.clone()];
         let (clock, record) = (self.part(&["clock"]), self.part(&["record"]));
         let statistics = self.part(&["statistic", "rotated_statistic"]);
-        let matrices = self.part(&["basis", "spectrum", "inverse_root", "root_spectrum", "fresh_spectrum"]);
+        let kinds =
+            ["basis", "spectrum", "inverse_root", "root_spectrum", "fresh_spectrum", "pending_statistic"];
+        let matrices = self.part(&kinds);
         let through_basis = self.names.iter().any(|name| name.starts_with("root_spectrum"));
         let roots: &[&str] = if through_basis { &["basis", "root_spectrum"] } else { &["inverse_root"] };
         let (roots, moments) = (self.part(roots), self.part(&["filter", "moment"]));
@@ -188,7 +197,7 @@ impl Drop for Calls {
 }
 
 /// Runs a handle on the device and the handlers with the same gradients; parameters and records must be equal.
-fn race(options: &str, dims: &[i64], blocks: usize, steps: usize) {
+pub fn race(options: &str, dims: &[i64], blocks: usize, steps: usize) {
     race_of("reference", options, dims, blocks, steps);
 }
 

@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+pub mod agree;
 pub mod gpu;
 pub mod matrix;
 pub mod model;

@@ -95,6 +95,7 @@ BRANCHES = (
     "reuse_clipped",
     "reuse_same",
     "qr_short",
+    "evd_failed",
 )
 
 #: ``FOAM_FINDING_*`` by the number of the bit: what keeps a configuration from working.

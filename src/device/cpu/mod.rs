@@ -501,14 +501,14 @@ impl Device for Cpu {
 
     fn postpone(&mut self, rules: &Rules, orders: &[RefreshOrder]) -> Result<()> {
         refresh::keep(self, rules, orders);
-        self.resume(orders);
-        Ok(())
+        self.resume(orders)
     }
 
-    fn resume(&mut self, orders: &[RefreshOrder]) {
+    fn resume(&mut self, orders: &[RefreshOrder]) -> Result<()> {
         if let Some(background) = &mut self.background {
             background.begin(&self.shared, orders);
         }
+        Ok(())
     }
 
     fn store_records(&mut self, records: &[FactorRecord], _: &[Pending]) -> Result<()> {

@@ -7,8 +7,9 @@ use super::cuda::linear::{Batch, Operand, Pointers, Shape, Side};
 use super::kernels::index;
 use super::layout::{MOST_BLOCKS, Scratch, strips};
 use super::qr;
+use super::side;
 use super::step::{each, launch, wide};
-use super::tables::{Choice, Drift, Renewal, THREADS, Task, task};
+use super::tables::{CERTIFY_ROUNDS, Choice, Drift, Renewal, THREADS, Task, task};
 use crate::config::InjectFault;
 use crate::device::{Pending, RedampOrder, RefreshOrder, SEARCH_RATIO, Search, SenseOrder};
 use crate::engine::plan::Content;
@@ -47,7 +48,11 @@ pub(super) enum List {
     Refresh = 1,
     Noise = 2,
     Redamp = 3,
+    Keep = 7,
 }
+
+/// How many lists lie between one that is sent once a check has heard its answers and the same one sent before.
+const EARLY: usize = 3;
 
 /// What was sensed, as the policies take it.
 pub(super) fn sensed(drift: &Drift) -> Sensed {
@@ -92,7 +97,11 @@ impl Gpu {
 
     /// Brings a list of tasks to the device; gives its address.
     pub(super) fn send_tasks(&self, list: List, tasks: &[Task]) -> Result<u64> {
-        let first = list as usize * self.plan.factors.len() * size_of::<Task>();
+        // A list that is sent before the host has waited may not take the place of one that was sent after it waited
+        // last: that one may still have to be copied.
+        let early = matches!(list, List::Refresh | List::Noise | List::Redamp) && self.is_early();
+        let number = list as usize + if early { EARLY } else { 0 };
+        let first = number * self.plan.factors.len() * size_of::<Task>();
         let target = self.table(self.layout.tables.tasks + first);
         let bytes: &[u8] = bytemuck::cast_slice(tasks);
         if bytes.is_empty() {
@@ -106,6 +115,19 @@ impl Gpu {
             driver::upload(target, staged, bytes.len(), self.stream)?;
         }
         Ok(target)
+    }
+
+    /// Whether delayed refreshes are taken before the answers to the check under way are known.
+    fn is_early(&self) -> bool {
+        self.layout.delays && !self.heard
+    }
+
+    /// Where the choices of the step under way are staged, and where they go.
+    fn choices(&self) -> (usize, u64) {
+        let factors = self.plan.factors.len();
+        let own = if self.is_early() { factors * size_of::<Choice>() } else { 0 };
+        let staged = self.layout.lists() * factors * size_of::<Task>();
+        (staged + own, self.table(self.layout.tables.choices + own))
     }
 
     /// Cuts a list, sorted by side, into groups that fit into the workspace.
@@ -343,15 +365,24 @@ pub(super) fn certify(gpu: &mut Gpu, group: &Group, tasks: u64, scratch: &Scratc
     let (s, n, stream) = (index(group.statistic), group.n as u32, gpu.stream);
     let [m, big, _, inverse] = scratch.matrices;
     let (per_factor, weights, partials) = (by_factor(group), scratch.weights, scratch.partials);
-    launch!(gpu.kernels.certify[s], per_factor, stream, tasks, n, m, big, weights)?;
+    let (own, certificates) = (&gpu.kernels.certify, scratch.certificates);
+    let (per_strip, per_tile) = (by_strip(group), by_tile(group));
+    launch!(own.start[s], per_factor, stream, tasks, n, m, weights, certificates)?;
+    launch!(own.scale[s], per_strip, stream, tasks, n, m, weights, partials)?;
+    launch!(own.average, per_factor, stream, tasks, n, certificates, partials)?;
+    for round in 0..CERTIFY_ROUNDS as i32 {
+        launch!(own.round[s], per_strip, stream, tasks, n, m, weights, certificates, partials, round)?;
+    }
+    launch!(own.end[s], per_factor, stream, tasks, n, certificates, partials)?;
+    launch!(own.prove[s], per_tile, stream, tasks, n, m, big, certificates)?;
     let (infos, proofs) = (scratch.infos, scratch.infos + 4 * group.tasks.len() as u64);
     factorize(gpu, group, scratch, 1, proofs)?;
-    launch!(gpu.kernels.complete[s], by_tile(group), stream, tasks, n, m, big, inverse, proofs)?;
+    launch!(gpu.kernels.complete[s], per_tile, stream, tasks, n, m, big, inverse, proofs)?;
     // N = L Lᵀ, and N⁻¹ = L⁻ᵀL⁻¹.
     factorize(gpu, group, scratch, 1, infos)?;
     gpu.linear.solve_lower(&pointers(group, scratch, 1), scratch.list(3, group.tasks.len()), Side::Left)?;
     multiply(gpu, group, group.statistic, (inverse, true), (inverse, false), big)?;
-    launch!(gpu.kernels.enclose[s], by_strip(group), stream, tasks, n, m, big, partials)?;
+    launch!(gpu.kernels.enclose[s], per_strip, stream, tasks, n, m, big, partials)?;
     launch!(gpu.kernels.judge_gap[s], per_factor, stream, tasks, n, infos, proofs, partials)
 }
 
@@ -378,53 +409,97 @@ pub(super) fn refresh(gpu: &mut Gpu, rules: &Rules, orders: &[RefreshOrder]) -> 
     if orders.is_empty() {
         return Ok(());
     }
-    // Eigendecompositions, then QR steps; within each the large factors first, as they were.
-    let (by_steps, mut sorted): (Vec<&RefreshOrder>, Vec<&RefreshOrder>) =
+    // Eigendecompositions, what was found ahead of time, QR steps; within each the large factors first, as they were.
+    let (by_steps, others): (Vec<&RefreshOrder>, Vec<&RefreshOrder>) =
         orders.iter().partition(|order| order.qr.is_some());
-    let decomposed = sorted.len();
+    let (mut sorted, found) = side::await_found(gpu, others)?;
+    let (decomposed, known) = (sorted.len(), sorted.len() + found.len());
+    sorted.extend(found);
     sorted.extend(by_steps);
     let tasks: Vec<Task> = sorted
         .iter()
         .enumerate()
         .map(|(number, order)| {
-            let mut flags = if order.has_basis { task::HAS_BASIS } else { 0 };
-            flags |= if order.shift { task::SHIFT } else { 0 };
-            flags |= fault(order);
-            let own =
-                Task { flags, report: gpu.renewal(order.factor), ..gpu.task(order.factor, Some(rules)) };
+            let own = refresh_task(gpu, order, Some(rules));
+            let own = if (decomposed..known).contains(&number) { side::task(gpu, own, order) } else { own };
             order.qr.map_or(own, |steps| qr::task(gpu, own, order, steps, number))
         })
         .collect();
-    let noise: Vec<Task> = sorted[..decomposed]
-        .iter()
-        .zip(&tasks)
-        .map(|(order, own)| Task {
-            epsilon: order.base.floor,
-            ratio: order.base.ratio,
-            flags: task::NOISE | task::GIVEN_EPSILON,
-            ..*own
-        })
-        .collect();
+    let noise = noise_tasks(&sorted[..decomposed], &tasks);
     let list = gpu.send_tasks(List::Refresh, &tasks)?;
-    // The option is one of the whole configuration: all orders agree.
-    let measures = orders.iter().any(|order| order.noise_floor);
-    let noise_list = if measures { gpu.send_tasks(List::Noise, &noise)? } else { 0 };
+    let noise_list = if noise.is_empty() { 0 } else { gpu.send_tasks(List::Noise, &noise)? };
+    decompose_all(gpu, &sorted[..decomposed], list, noise_list)?;
+    let part = |first: usize| list + (first * size_of::<Task>()) as u64;
     let factors: Vec<usize> = sorted.iter().map(|order| order.factor).collect();
-    let spoils = tasks.iter().any(|t| t.flags & task::SPOIL != 0);
-    let doubled = |number: usize| sorted[number].doubled.then_some(Precision::F64);
-    for group in gpu.groups(&factors[..decomposed], doubled) {
+    for group in gpu.groups(&factors[decomposed..known], |_| None) {
+        let (tasks, n, s) = (first_task(part(decomposed), &group), group.n as u32, index(group.statistic));
+        launch!(gpu.kernels.take_found[s], by_tile(&group), gpu.stream, tasks, n)?;
+        launch!(gpu.kernels.bounds[s], by_factor(&group), gpu.stream, tasks, n)?;
+    }
+    for group in gpu.groups(&factors[known..], |_| None) {
+        let own = &sorted[known..][group.tasks.clone()];
+        let steps = own.iter().filter_map(|order| order.qr).map(|qr| qr.blind).max().unwrap_or(0);
+        qr::refresh(gpu, &group, first_task(part(known), &group), steps)?;
+    }
+    Ok(())
+}
+
+/// The task of a refresh. A delayed one is of the statistic that was kept, which needs no rules.
+pub(super) fn refresh_task(gpu: &Gpu, order: &RefreshOrder, rules: Option<&Rules>) -> Task {
+    let mut flags = if order.has_basis { task::HAS_BASIS } else { 0 };
+    flags |= if order.shift { task::SHIFT } else { 0 };
+    flags |= fault(order);
+    let own = Task { flags, report: gpu.renewal(order.factor), ..gpu.task(order.factor, rules) };
+    if !order.delayed {
+        return own;
+    }
+    let statistic = gpu.slot(gpu.plan.factors[order.factor].pending_statistic);
+    Task { statistic, flags: flags | task::PLAIN, due: order.due, ..own }
+}
+
+/// The tasks that measure the noise floor of what `tasks` decompose; none if that is not asked for.
+pub(super) fn noise_tasks(orders: &[&RefreshOrder], tasks: &[Task]) -> Vec<Task> {
+    // The option is one of the whole configuration: all orders agree.
+    if !orders.iter().any(|order| order.noise_floor) {
+        return Vec::new();
+    }
+    let noise = |(order, own): (&&RefreshOrder, &Task)| Task {
+        epsilon: order.base.floor,
+        ratio: order.base.ratio,
+        flags: task::NOISE | task::GIVEN_EPSILON | (own.flags & task::PLAIN),
+        ..*own
+    };
+    orders.iter().zip(tasks).map(noise).collect()
+}
+
+/// Eigendecompositions, whose tasks lie at `list`, and those of their noise floors at `noise`, or 0.
+pub(super) fn decompose_all(gpu: &mut Gpu, orders: &[&RefreshOrder], list: u64, noise: u64) -> Result<()> {
+    let factors: Vec<usize> = orders.iter().map(|order| order.factor).collect();
+    let spoils = orders.iter().any(|order| fault(order) & task::SPOIL != 0);
+    let doubled = |number: usize| orders[number].doubled.then_some(Precision::F64);
+    for group in gpu.groups(&factors, doubled) {
         let scratch = decompose(gpu, &group, first_task(list, &group), spoils)?;
-        if measures {
-            noise_floor(gpu, &group, first_task(noise_list, &group), &scratch)?;
+        if noise != 0 {
+            noise_floor(gpu, &group, first_task(noise, &group), &scratch)?;
         }
         let (tasks, n) = (first_task(list, &group), group.n as u32);
         launch!(gpu.kernels.bounds[index(group.statistic)], by_factor(&group), gpu.stream, tasks, n)?;
     }
-    let list = list + (decomposed * size_of::<Task>()) as u64;
-    for group in gpu.groups(&factors[decomposed..], |_| None) {
-        let own = &sorted[decomposed..][group.tasks.clone()];
-        let steps = own.iter().filter_map(|order| order.qr).map(|qr| qr.blind).max().unwrap_or(0);
-        qr::refresh(gpu, &group, first_task(list, &group), steps)?;
+    Ok(())
+}
+
+/// Keeps the statistics of factors as they are, for refreshes that are taken later.
+pub(super) fn keep(gpu: &Gpu, rules: &Rules, orders: &[RefreshOrder]) -> Result<()> {
+    let own = |order: &RefreshOrder| Task {
+        found: gpu.slot(gpu.plan.factors[order.factor].pending_statistic),
+        ..gpu.task(order.factor, Some(rules))
+    };
+    let tasks: Vec<Task> = orders.iter().map(own).collect();
+    let list = gpu.send_tasks(List::Keep, &tasks)?;
+    let factors: Vec<usize> = orders.iter().map(|order| order.factor).collect();
+    for group in gpu.groups(&factors, |_| None) {
+        let (tasks, n) = (first_task(list, &group), group.n as u32);
+        launch!(gpu.kernels.keep[index(group.statistic)], by_tile(&group), gpu.stream, tasks, n)?;
     }
     Ok(())
 }
@@ -501,7 +576,8 @@ pub(super) fn store_records(gpu: &mut Gpu, records: &[FactorRecord], pending: &[
             )
         };
     }
-    for (offset, address, bytes) in gpu.head(&[Content::Record]) {
+    let stored = if records.is_empty() { Vec::new() } else { gpu.head(&[Content::Record]) };
+    for (offset, address, bytes) in stored {
         // SAFETY: as above; the records of the state.
         unsafe { driver::upload(address, gpu.incoming.data().add(staged + offset), bytes, gpu.stream)? };
     }
@@ -522,18 +598,18 @@ pub(super) fn store_records(gpu: &mut Gpu, records: &[FactorRecord], pending: &[
         })
         .collect();
     let bytes: &[u8] = bytemuck::cast_slice(&choices);
-    let first = 4 * gpu.plan.factors.len() * size_of::<Task>();
+    let (first, target) = gpu.choices();
     // SAFETY: the pinned list has room for a choice per factor, and as above.
     unsafe {
         let staged = gpu.outgoing.data().add(first);
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), staged, bytes.len());
-        driver::upload(gpu.table(gpu.layout.tables.choices), staged, bytes.len(), gpu.stream)
+        driver::upload(target, staged, bytes.len(), gpu.stream)
     }
 }
 
 /// Forms inverse roots, and chooses the records of pending refreshes.
 pub(super) fn redamp(gpu: &mut Gpu, orders: &[RedampOrder]) -> Result<()> {
-    let choices = gpu.table(gpu.layout.tables.choices);
+    let (_, choices) = gpu.choices();
     let tasks: Vec<Task> = orders
         .iter()
         .map(|order| {

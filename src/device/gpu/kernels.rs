@@ -39,12 +39,14 @@ pub struct SoapKernels {
     pub pick: ByPrecision,
     /// The way back.
     pub lay: ByPrecision,
-    /// κ, and the order of a basis.
+    /// What κ sums up, by strips.
     pub gauge: ByPrecision,
+    /// κ, and the order of a basis.
+    pub judge_gauge: ByPrecision,
     /// Columns in their new order.
     pub reorder: ByPrecision,
     /// Whether an orthogonal factor is believed.
-    pub judge: ByPrecision,
+    pub judge: Function,
     /// The statistic in a new basis.
     pub statistic: ByPrecision,
     /// The first basis: by the precision of the statistics, then by the one of the solver.
@@ -61,6 +63,22 @@ pub struct SoapKernels {
     pub narrow: [ByPrecision; 2],
 }
 
+/// The kernels of the cheap rules of a certificate, in their order.
+pub struct CertifyKernels {
+    /// What the diagonal tells.
+    pub start: ByPrecision,
+    /// M, and its sums by strips.
+    pub scale: ByPrecision,
+    /// What these decide.
+    pub average: Function,
+    /// A round that bounds the spectral radius of M, by strips.
+    pub round: ByPrecision,
+    /// What the rounds decide.
+    pub end: ByPrecision,
+    /// What is to be proven.
+    pub prove: ByPrecision,
+}
+
 /// The kernels of a refresh by QR steps, by the precision of the statistics.
 pub struct QrKernels {
     /// The state before the first step.
@@ -72,7 +90,7 @@ pub struct QrKernels {
     /// The step of Newton and Schulz.
     pub straighten: ByPrecision,
     /// Whether the basis is believed.
-    pub judge: ByPrecision,
+    pub judge: Function,
     /// Whether it serves.
     pub rule: ByPrecision,
     /// Takes it over.
@@ -131,8 +149,9 @@ pub struct Kernels {
     pub drift: ByPrecision,
     /// RC, α, residual, the search.
     pub judge_drift: ByPrecision,
-    /// The cheap bounds of the gap.
-    pub certify: ByPrecision,
+    /// The cheap bounds of the gap: what the diagonal tells, M and its sums, what these decide, a bound of its spectral
+    /// radius, what that decides, and what is to be proven.
+    pub certify: CertifyKernels,
     /// N where none of them served.
     pub complete: ByPrecision,
     /// What the sandwich sums up, by strips.
@@ -141,8 +160,14 @@ pub struct Kernels {
     pub judge_gap: ByPrecision,
     /// What a decomposition is judged by, by strips.
     pub compare: ByPrecision,
+    /// What a matrix misses of an orthogonal one, by strips.
+    pub miss: ByPrecision,
     /// Whether it is believed.
     pub verify: ByPrecision,
+    /// Keeps a statistic for a refresh that is taken later.
+    pub keep: ByPrecision,
+    /// Takes over a basis that was found ahead of time.
+    pub take_found: ByPrecision,
     /// A fault on purpose.
     pub spoil: ByPrecision,
     /// Ends of a spectrum.
@@ -218,8 +243,9 @@ impl Kernels {
             pick: both("soap_pick")?,
             lay: both("soap_lay")?,
             gauge: both("soap_gauge")?,
+            judge_gauge: both("soap_judge_gauge")?,
             reorder: both("soap_reorder")?,
-            judge: both("soap_judge")?,
+            judge: one("soap_judge")?,
             statistic: both("soap_statistic")?,
             sort: widened("soap_sort")?,
             collect: mixed("soap_collect")?,
@@ -228,12 +254,20 @@ impl Kernels {
             polish: mixed("soap_polish")?,
             narrow: mixed("soap_narrow")?,
         };
+        let certify = CertifyKernels {
+            start: both("certify_start")?,
+            scale: both("certify_scale")?,
+            average: one("certify_average")?,
+            round: both("certify_round")?,
+            end: both("certify_end")?,
+            prove: both("certify_prove")?,
+        };
         let qr = QrKernels {
             start: both("qr_start")?,
             arrange: both("qr_arrange")?,
             spread: both("qr_spread")?,
             straighten: both("qr_straighten")?,
-            judge: both("qr_judge")?,
+            judge: one("qr_judge")?,
             rule: both("qr_rule")?,
             take: both("qr_take")?,
         };
@@ -263,12 +297,15 @@ impl Kernels {
             peak: both("peak")?,
             drift: both("drift")?,
             judge_drift: both("judge_drift")?,
-            certify: both("certify")?,
+            certify,
             complete: both("complete")?,
             enclose: both("enclose")?,
             judge_gap: both("judge_gap")?,
             compare: both("compare")?,
+            miss: both("miss")?,
             verify: both("verify")?,
+            keep: both("keep")?,
+            take_found: both("take_found")?,
             spoil: both("spoil")?,
             bounds: both("bounds")?,
             damp: both("damp")?,

@@ -2,7 +2,9 @@
 //! where, and where the device keeps its tables; fixed at creation.
 
 use super::driver::ALIGNMENT;
-use super::tables::{Choice, Drift, Gate, MAX_ORDER, Order, Renewal, STRIP, SUMS, Scale, Search, Site, Task};
+use super::tables::{
+    Certificate, Choice, Drift, Gate, MAX_ORDER, Order, Renewal, STRIP, SUMS, Scale, Search, Site, Task,
+};
 use crate::engine::plan::{BlockPlan, FactorPlan, ParamPlan, Plan};
 use crate::error::{Error, Kind, Result};
 use crate::preconditioner::Preconditioner;
@@ -105,9 +107,9 @@ pub struct Sections {
     pub orders: usize,
     /// ‖G‖², by row.
     pub squares: usize,
-    /// Tasks: four lists, each of as many as there are factors.
+    /// Tasks: as many lists as [`Layout::lists`], each of as many as there are factors.
     pub tasks: usize,
-    /// Records that depend on refreshes.
+    /// Records that depend on refreshes: [`Layout::choices`] lists.
     pub choices: usize,
     /// Sensed diagonals.
     pub diagonals: usize,
@@ -132,6 +134,10 @@ pub struct Layout {
     pub partials: Vec<usize>,
     /// Bytes of workspace.
     pub work_bytes: usize,
+    /// Bytes of a second one, for factors alone.
+    pub side_bytes: usize,
+    /// Refreshes are delayed.
+    pub delays: bool,
 }
 
 fn aligned(bytes: usize) -> usize {
@@ -190,15 +196,38 @@ impl Layout {
             partials.push(sums);
             sums += 2 * batch.chunks() * batch.count();
         }
-        let tables = place_tables(plan.blocks.len(), plan.factors.len(), kept, sums);
-        let work_bytes = aligned(step.max(check_bytes(plan)));
-        Ok(Layout { batches, first_rows, tables, diagonals, partials, work_bytes })
+        let delays = plan.factors.iter().any(|factor| factor.pending_statistic.is_some());
+        let lists = (lists(delays), choices(delays));
+        let tables = place_tables(plan.blocks.len(), plan.factors.len(), lists, kept, sums);
+        let work_bytes = aligned(step.max(check_bytes(plan, CHECK_BYTES)));
+        let side_bytes = aligned(check_bytes(plan, work_bytes));
+        Ok(Layout { batches, first_rows, tables, diagonals, partials, work_bytes, side_bytes, delays })
+    }
+
+    /// Lists of tasks.
+    pub fn lists(&self) -> usize {
+        lists(self.delays)
+    }
+
+    /// Lists of choices.
+    pub fn choices(&self) -> usize {
+        choices(self.delays)
     }
 
     /// The row of a block.
     pub fn row(&self, block: &BlockPlan) -> usize {
         self.first_rows[block.stack] + block.place
     }
+}
+
+/// Lists of tasks: of what is sensed, refreshed, measured and damped; where refreshes are delayed, the last three also
+/// before the answers to a check are known, and of what is kept.
+fn lists(delays: bool) -> usize {
+    if delays { 8 } else { 4 }
+}
+
+fn choices(delays: bool) -> usize {
+    if delays { 2 } else { 1 }
 }
 
 fn refuse_shape(block: &BlockPlan, name: &str) -> Result<()> {
@@ -217,7 +246,13 @@ fn refuse_shape(block: &BlockPlan, name: &str) -> Result<()> {
     Ok(())
 }
 
-fn place_tables(blocks: usize, factors: usize, diagonals: usize, partials: usize) -> Sections {
+fn place_tables(
+    blocks: usize,
+    factors: usize,
+    (lists, choices): (usize, usize),
+    diagonals: usize,
+    partials: usize,
+) -> Sections {
     let mut end = 0;
     let mut section = |bytes: usize| {
         let at = end;
@@ -233,8 +268,8 @@ fn place_tables(blocks: usize, factors: usize, diagonals: usize, partials: usize
     let params = section(blocks * 4);
     let orders = section(blocks * size_of::<Order>());
     let squares = section(blocks * 8);
-    let tasks = section(4 * factors * size_of::<Task>());
-    let choices = section(factors * size_of::<Choice>());
+    let tasks = section(lists * factors * size_of::<Task>());
+    let choices = section(choices * factors * size_of::<Choice>());
     let diagonals = section(diagonals * 8);
     let partials = section(partials * 8);
     Sections {
@@ -274,6 +309,8 @@ pub struct Scratch {
     pub partials: u64,
     /// The state of a search, by factor.
     pub searches: u64,
+    /// That of a certificate.
+    pub certificates: u64,
 }
 
 /// Strips of a matrix of side `n`.
@@ -296,7 +333,10 @@ impl Scratch {
         let pointers = section(4 * count * 8);
         let partials = section(count * strips(n) * SUMS * 8);
         let searches = section(count * size_of::<Search>());
-        (Scratch { matrices, spectra, weights, scales, infos, pointers, partials, searches }, end as u64)
+        let certificates = section(count * size_of::<Certificate>());
+        let made =
+            Scratch { matrices, spectra, weights, scales, infos, pointers, partials, searches, certificates };
+        (made, end as u64)
     }
 
     /// The pointers to the matrices with number `which`, of `count` factors.
@@ -346,7 +386,7 @@ pub fn factor_bytes(plan: &Plan, factor: &FactorPlan, size: usize, count: usize)
 }
 
 /// Enough for the largest factor alone, in double precision, and for all of them at once up to a limit.
-fn check_bytes(plan: &Plan) -> usize {
+fn check_bytes(plan: &Plan, limit: usize) -> usize {
     let need = |factor: &FactorPlan| {
         let size = plan.params[plan.blocks[factor.block].param].statistic.size();
         factor_bytes(plan, factor, size, 1)
@@ -354,7 +394,7 @@ fn check_bytes(plan: &Plan) -> usize {
     let own = || plan.factors.iter().filter(|factor| factor.is_preconditioned());
     let all = own().map(need).fold(0usize, usize::saturating_add);
     let most = own().map(|factor| factor_bytes(plan, factor, 8, 1)).max().unwrap_or(0);
-    most.max(all.min(CHECK_BYTES))
+    most.max(all.min(limit))
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod factor;
 mod kernels;
 mod layout;
 mod qr;
+mod side;
 mod soap;
 mod step;
 mod tables;
@@ -27,10 +28,11 @@ use crate::preconditioner::{FactorRecord, Preconditioner};
 use bytemuck::Zeroable;
 pub use courier::Courier;
 use cuda::driver::{self, ALIGNMENT, Event, Memory, Pinned, RawStream, Stream};
-use cuda::linear::{Linear, blas_workspace};
+use cuda::linear::{Handles, Linear, blas_workspace};
 use cuda::probe;
 use kernels::Kernels;
 use layout::Layout;
+use side::Side;
 use std::sync::Arc;
 use tables::{Choice, Gate, NONE, Task};
 
@@ -72,6 +74,8 @@ pub struct Gpu {
     preconditioned: Vec<bool>,
     /// How many factors were sensed since the last readback.
     sensed: usize,
+    /// The host has waited for the device in this call.
+    heard: bool,
     /// What the next readback brings is on its way, or has arrived.
     requested: bool,
     arrived: bool,
@@ -99,6 +103,8 @@ pub struct Gpu {
     /// What another stream has to do before a step.
     arrival: Event,
     own: Stream,
+    /// Refreshes ahead of time, of an owned state whose refreshes are delayed.
+    side: Option<Side>,
     kernels: Arc<Kernels>,
 }
 
@@ -128,8 +134,10 @@ impl Gpu {
             None => (None, Memory::borrowed(device, 0, 0), Memory::borrowed(device, 0, layout.work_bytes)),
         };
         let incoming = Pinned::new(device, layout.tables.readback.next_multiple_of(8) + 2 * plan.head_bytes)?;
-        let outgoing = Pinned::new(device, factors * (4 * size_of::<Task>() + size_of::<Choice>()))?;
-        let linear = Linear::new(device, allocator, probe::has_batched_solver(), tf32)?;
+        let lists = layout.lists() * size_of::<Task>() + layout.choices() * size_of::<Choice>();
+        let outgoing = Pinned::new(device, factors * lists)?;
+        let handles = Handles::open(device)?;
+        let linear = Linear::new(handles, allocator, probe::has_batched_solver(), tf32)?;
         let (own, ready, arrival) = (Stream::new(device)?, Event::new(device)?, Event::new(device)?);
         let rows = plan.blocks.len();
         let mut made = Gpu {
@@ -148,6 +156,7 @@ impl Gpu {
             adds: true,
             preconditioned: vec![false; layout.batches.len()],
             sensed: 0,
+            heard: false,
             requested: false,
             arrived: false,
             stream: std::ptr::null_mut(),
@@ -173,11 +182,15 @@ impl Gpu {
             ready,
             arrival,
             own,
+            side: None,
         };
         let (solver, host) = made.solver_needs()?;
         made.linear.reserve(solver, host, allocator)?;
-        if allocator.is_some() {
+        if let Some(allocator) = allocator {
             made.clear_memory()?;
+            if made.layout.delays {
+                made.side = Some(Side::new(&mut made, allocator)?);
+            }
         } else {
             let tables = made.layout.tables.bytes.next_multiple_of(ALIGNMENT);
             let libraries = blas_workspace(&kernels.device) + solver;
@@ -255,6 +268,14 @@ impl Gpu {
     /// Our own stream comes after everything so far.
     fn join_own(&mut self) -> Result<()> {
         if self.is_ready { self.ready.before(self.own.raw()) } else { Ok(()) }
+    }
+
+    /// No kept statistic is read any more once our own stream has come so far, and nothing is kept of what was found.
+    fn abandon_refreshes(&mut self) -> Result<()> {
+        match &mut self.side {
+            Some(side) => side.abandon(self.own.raw()),
+            None => Ok(()),
+        }
     }
 
     /// Where the clocks and records of the state lie: offset in the plan's head, address, bytes; those that are
@@ -390,6 +411,7 @@ impl Device for Gpu {
         let kernels = self.kernels.clone();
         let _current = kernels.device.enter()?;
         self.join_own()?;
+        self.abandon_refreshes()?;
         self.send(to, bytes)?;
         self.mark(self.own.raw())
     }
@@ -398,6 +420,7 @@ impl Device for Gpu {
         let kernels = self.kernels.clone();
         let _current = kernels.device.enter()?;
         self.join_own()?;
+        self.abandon_refreshes()?;
         driver::fill(at, 0, bytes, self.own.raw())?;
         driver::wait_for(self.own.raw())?;
         self.mark(self.own.raw())
@@ -411,7 +434,10 @@ impl Device for Gpu {
         Footprint {
             state_host: 0,
             state_device: self.state.as_ref().map_or(0, Memory::bytes),
-            workspace: self.work.bytes() + self.tables.bytes() + self.linear.bytes(),
+            workspace: self.work.bytes()
+                + self.tables.bytes()
+                + self.linear.bytes()
+                + self.side.as_ref().map_or(0, Side::bytes),
             threads: 1,
         }
     }
@@ -424,7 +450,7 @@ impl Device for Gpu {
         if binding.waits && capturing {
             return Err(Error::new(
                 Kind::Unsupported,
-                "this step must wait for the device (a check is due, or ranks share it), but args.stream is being captured; expected graphs of plain steps of one process only",
+                "this step must wait for the device (a check is due, a delayed refresh is taken, or ranks share it), but args.stream is being captured; expected graphs of plain steps of one process only",
             ));
         }
         let earlier = || binding.after.iter().map(|other| other.cast()).filter(|other| *other != stream);
@@ -446,7 +472,7 @@ impl Device for Gpu {
         };
         (self.stream, self.capturing, self.joint) = (stream, capturing, binding.joint);
         (self.in_call, self.ticked, self.sensed, self.strict) = (true, false, 0, binding.strict);
-        (self.adds, self.requested, self.arrived) = (true, false, false);
+        (self.adds, self.requested, self.arrived, self.heard) = (true, false, false, false);
         let moved = self.allocator.is_none() || self.arrays != binding.read;
         self.arrays.copy_from_slice(binding.read);
         self.write.copy_from_slice(binding.write);
@@ -563,7 +589,7 @@ impl Device for Gpu {
         }
         self.dirty = false;
         self.decode(into);
-        self.sensed = 0;
+        (self.sensed, self.heard) = (0, true);
         if self.joint && (into.refused > 0 || into.left_out > 0) {
             step::acknowledge(self, stream)?;
             if !self.in_call {
@@ -581,6 +607,25 @@ impl Device for Gpu {
             Preconditioner::Soap(soap) => soap::refresh(self, rules, &soap, orders)?,
         }
         Ok(false)
+    }
+
+    fn postpone(&mut self, rules: &Rules, orders: &[RefreshOrder]) -> Result<()> {
+        if orders.is_empty() {
+            return Ok(());
+        }
+        let kernels = self.kernels.clone();
+        let _current = kernels.device.enter()?;
+        factor::keep(self, rules, orders)?;
+        side::begin(self, orders)
+    }
+
+    fn resume(&mut self, orders: &[RefreshOrder]) -> Result<()> {
+        if orders.is_empty() {
+            return Ok(());
+        }
+        let kernels = self.kernels.clone();
+        let _current = kernels.device.enter()?;
+        side::begin(self, orders)
     }
 
     fn store_records(&mut self, records: &[FactorRecord], pending: &[Pending]) -> Result<()> {
@@ -666,6 +711,8 @@ impl Drop for Gpu {
         // The caller's stream may still be at work on our memory.
         if let Ok(_current) = self.kernels.device.enter() {
             let _ = self.ready.wait();
+            // So may our own.
+            let _ = self.side.as_ref().map(Side::wait);
         }
     }
 }

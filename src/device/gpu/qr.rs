@@ -10,7 +10,9 @@
 use super::Gpu;
 use super::cuda::driver;
 use super::cuda::linear::Side;
-use super::factor::{Group, by_factor, by_tile, certify, factorize, multiply, point, pointers, rotate};
+use super::factor::{
+    Group, by_factor, by_strip, by_tile, certify, factorize, multiply, point, pointers, rotate,
+};
 use super::kernels::index;
 use super::step::launch;
 use super::tables::{Drift, Task, task};
@@ -68,7 +70,9 @@ fn step(gpu: &mut Gpu, group: &Group, tasks: u64) -> Result<()> {
     launch!(kernels.qr.straighten[s], per_tile, stream, n, new, h)?;
     multiply(gpu, group, precision, (new, true), (new, false), room)?;
     let limit = precision.basis_tolerance();
-    launch!(kernels.qr.judge[s], per_factor, stream, tasks, n, room, infos, scales, limit)?;
+    let partials = scratch.partials;
+    launch!(kernels.miss[s], by_strip(group), stream, n, room, partials)?;
+    launch!(kernels.qr.judge, per_factor, stream, tasks, n, partials, infos, scales, limit)?;
     // H in the new basis, from the statistic itself: the bound holds whatever gave the basis.
     launch!(kernels.fetch[s][s], per_tile, stream, tasks, n, h, none, none, none, none)?;
     multiply(gpu, group, precision, (h, false), (new, false), room)?;

@@ -4,7 +4,7 @@
 use super::Gpu;
 use super::cuda::driver;
 use super::cuda::linear::Batch as Matrices;
-use super::factor::{self, Group, List, batch, by_factor, by_tile, first_task, multiply};
+use super::factor::{self, Group, List, batch, by_factor, by_strip, by_tile, first_task, multiply};
 use super::kernels::index;
 use super::layout::{MOST_BLOCKS, Scratch, Turn, factor_bytes};
 use super::step::{self, Along, Blocks, by_block, by_chunk, launch, multiply_along, turn, wide};
@@ -85,11 +85,17 @@ pub(super) fn sense(gpu: &mut Gpu, rules: &Rules, soap: &Soap, orders: &[SenseOr
     for group in gpu.groups(&factors, |_| None) {
         let tasks = first_task(list, &group);
         let (scratch, h) = rotated(gpu, soap, &group, tasks)?;
-        let (n, roots, none) = (group.n as u32, scratch.weights, 0u64);
-        let gauge = gpu.kernels.soap.gauge[index(group.statistic)];
-        launch!(gauge, by_factor(&group), gpu.stream, tasks, n, h, roots, none)?;
+        measure(gpu, &group, tasks, &scratch, h, 0)?;
     }
     Ok(())
+}
+
+/// κ of a group, H at `h`; with `orders` for a refresh, and the falling order of the diagonals goes there.
+fn measure(gpu: &Gpu, group: &Group, tasks: u64, scratch: &Scratch, h: u64, orders: u64) -> Result<()> {
+    let (s, n, partials, kernels) =
+        (index(group.statistic), group.n as u32, scratch.partials, &gpu.kernels.soap);
+    launch!(kernels.gauge[s], by_strip(group), gpu.stream, n, h, partials)?;
+    launch!(kernels.judge_gauge[s], by_factor(group), gpu.stream, tasks, n, h, partials, orders)
 }
 
 /// The statistics of a group in their bases. With them in the parameter's axes the second matrices become Q and the
@@ -233,8 +239,8 @@ fn orthogonal_factor(
 ) -> Result<()> {
     let kernels = gpu.kernels.clone();
     let (s, n, stream, per_factor) = (index(group.statistic), group.n as u32, gpu.stream, by_factor(group));
-    let (roots, orders, scales) = (scratch.weights, orders_of(scratch, group), scratch.scales);
-    launch!(kernels.soap.gauge[s], per_factor, stream, tasks, n, h, roots, orders)?;
+    let (orders, scales, partials) = (orders_of(scratch, group), scratch.scales, scratch.partials);
+    measure(gpu, group, tasks, scratch, h, orders)?;
     launch!(kernels.soap.reorder[s], per_factor, stream, from, n, to, orders, scales)?;
     // Until the solver says otherwise, nothing has succeeded: a solver that fails costs no step.
     let count = group.tasks.len();
@@ -249,7 +255,8 @@ fn orthogonal_factor(
     }
     multiply(gpu, group, group.statistic, (to, true), (to, false), room)?;
     let (infos, limit) = (scratch.infos, group.statistic.basis_tolerance());
-    launch!(kernels.soap.judge[s], per_factor, stream, tasks, n, room, infos, scales, limit)
+    launch!(kernels.miss[s], by_strip(group), stream, n, room, partials)?;
+    launch!(kernels.soap.judge, per_factor, stream, tasks, n, partials, infos, scales, limit)
 }
 
 /// Q ← QR(A·Q), its columns in the order of diag(QᵀAQ); gives Z = QᵀQ′, which turns what is in the old basis.

@@ -337,10 +337,12 @@ fn add_exactly(gpu: &Gpu, batch: &Batch, view: &mut Stack) -> Result<()> {
         } else {
             gathered
         };
-        let (shape, [left, right]) = square(batch, along, source);
+        let (shape, operands) = square(batch, along, source);
         let n = along.dim;
         let target = Operand { at: squares, lead: n, stride: n * n, transposed: false };
-        gpu.linear.multiply_bf16(shape, left, right, target)?;
+        for (shape, [left, right], target) in lower_tiles(shape, operands, target, (2, 4)) {
+            gpu.linear.multiply_bf16(shape, left, right, target)?;
+        }
         let (grid, number) = (wide((n * n).div_ceil(16 * THREADS), count, n * n), axis as i32);
         launch!(kernels.add_square, grid, stream, *view, number, squares)?;
         view.statistics[axis] = 0;
@@ -357,6 +359,38 @@ fn square(batch: &Batch, view: AxisView, source: u64) -> (Shape, [Operand; 2]) {
     let lead = if along_columns { n } else { k };
     let own = |transposed| Operand { at: source, lead, stride: batch.elements, transposed };
     (Shape { m: n, n, k, count: batch.count() }, [own(!along_columns), own(along_columns)])
+}
+
+/// Columns of a statistic that are multiplied at once, at least; fewer would leave a GPU's products idle.
+const TILE: usize = 256;
+/// Products of one statistic, at most: what more of them save is little.
+const MOST_TILES: usize = 8;
+
+/// A product, its operands and its result.
+type Piece = (Shape, [Operand; 2], Operand);
+
+/// The lower triangle of a square U Uᵀ as products: columns in pieces, each with the rows from its diagonal on. Of c
+/// pieces the work is (c + 1) / 2c of the whole square. How many there are depends on the side alone. The sizes are
+/// those of the numbers of operands and result.
+fn lower_tiles(
+    shape: Shape,
+    operands: [Operand; 2],
+    target: Operand,
+    (size, wide): (usize, usize),
+) -> impl Iterator<Item = Piece> {
+    let n = shape.n;
+    let width = n.div_ceil((n / TILE).clamp(1, MOST_TILES)).max(1);
+    (0..n).step_by(width).map(move |first| {
+        // Row `first` of U, whichever way it is stored: the left operand is U, the right one its transpose.
+        let from = |own: Operand, row_wise: bool| {
+            let step = if row_wise { own.lead } else { 1 };
+            Operand { at: own.at + (first * step * size) as u64, ..own }
+        };
+        let [left, right] = operands;
+        let own = [from(left, left.transposed), from(right, !right.transposed)];
+        let at = target.at + (first * (target.lead + 1) * wide) as u64;
+        (Shape { m: n - first, n: width.min(n - first), ..shape }, own, Operand { at, ..target })
+    })
 }
 
 /// Every statistic += U Uᵀ, U the unfolding of the blocks at `source` along its axis; `room` is used.
@@ -391,13 +425,17 @@ fn add_statistic(
     } else {
         source
     };
-    let (shape, [left, right]) = square(batch, view, source);
+    let (shape, operands) = square(batch, view, source);
     let target = Operand { at: statistic, lead: shape.n, stride: shape.n * shape.n, transposed: false };
     // One triangle is half the work; TF32 is more than twice as fast, and there is no such product of a triangle.
     if shape.count == 1 && !gpu.linear.is_fast() {
-        return gpu.linear.add_square(precision, shape.n, shape.k, left, target);
+        return gpu.linear.add_square(precision, shape.n, shape.k, operands[0], target);
     }
-    gpu.linear.multiply_fast(precision, shape, left, right, target, true)
+    let size = precision.size();
+    for (shape, [left, right], target) in lower_tiles(shape, operands, target, (size, size)) {
+        gpu.linear.multiply_fast(precision, shape, left, right, target, true)?;
+    }
+    Ok(())
 }
 
 /// Moments, direction, momentum, parameter.
@@ -495,4 +533,48 @@ pub(super) fn multiply_along(
 pub(super) fn acknowledge(gpu: &Gpu, stream: RawStream) -> Result<()> {
     let gate = gpu.gate();
     launch!(gpu.kernels.acknowledge, SINGLE, stream, gate)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The elements of a square that the pieces write, and their work as a share of the whole.
+    fn covered(n: usize, transposed: bool) -> (usize, f64) {
+        let (k, shape) = (5, Shape { m: n, n, k: 5, count: 3 });
+        let lead = if transposed { k } else { n };
+        let own = |transposed| Operand { at: 0, lead, stride: n * k, transposed };
+        let target = Operand { at: 0, lead: n, stride: n * n, transposed: false };
+        let (mut count, mut work, mut next) = (0, 0, 0);
+        for (piece, [left, right], c) in
+            lower_tiles(shape, [own(transposed), own(!transposed)], target, (1, 1))
+        {
+            // The first row and column of a piece lie on the diagonal.
+            assert_eq!(c.at as usize, next * (n + 1));
+            assert_eq!((left.at, right.at), ((next * if transposed { k } else { 1 }) as u64, left.at));
+            assert_eq!((piece.m, piece.k, piece.count), (n - next, k, 3));
+            next += piece.n;
+            work += piece.m * piece.n;
+            count += 1;
+        }
+        assert_eq!(next, n, "every column is written");
+        (count, work as f64 / (n * n) as f64)
+    }
+
+    #[test]
+    fn the_pieces_of_a_square_cover_its_lower_triangle() {
+        for transposed in [false, true] {
+            for n in [1, 7, 255, 256, 511] {
+                assert_eq!(covered(n, transposed), (1, 1.0), "{n}");
+            }
+            for (n, count, share) in [(512, 2, 0.75), (768, 3, 0.6667), (1024, 4, 0.625), (8192, 8, 0.5625)] {
+                let (pieces, work) = covered(n, transposed);
+                assert!(pieces == count && (work - share).abs() < 1e-4, "{n}: {pieces} of {work}");
+            }
+            for n in [513, 700, 1000, 1023, 2047, 3001] {
+                let (pieces, work) = covered(n, transposed);
+                assert!(pieces <= MOST_TILES && work < 0.76, "{n}: {pieces} of {work}");
+            }
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! What the host and the kernels share. This file is the source: `kernels/shared.cuh` is generated from it, and a
 //! test compares the two (`FOAM_WRITE_SHARED=1 cargo test --lib shared_cuh` writes the file).
 
+use crate::device::Rung;
 use crate::engine::rules::{Clock, Rules};
 use crate::preconditioner::FactorRecord;
 use bytemuck::{Pod, Zeroable};
@@ -11,8 +12,10 @@ pub const THREADS: usize = 256;
 pub const MAX_ORDER: usize = 8;
 /// Columns of a strip, the part of a matrix that one thread block passes over.
 pub const STRIP: usize = 8;
-/// Sums of a strip.
-pub const SUMS: usize = 4;
+/// Sums of a strip: two for each round of a certificate, and four otherwise.
+pub const SUMS: usize = 2 * CERTIFY_ROUNDS;
+/// Rounds in which a certificate bounds a spectral radius.
+pub const CERTIFY_ROUNDS: usize = 3;
 /// Sites that one launch carries.
 pub const POSTED: usize = 64;
 /// Entries that one launch carries between tensors and messages.
@@ -21,6 +24,8 @@ pub const CARRIED: usize = 64;
 pub const STAMPED: usize = 64;
 /// No parameter.
 pub const NONE: i32 = 0x7fff_ffff;
+/// The rung of a delayed refresh whose time has not come.
+pub const RUNG_NONE: i32 = 5;
 
 /// Structs that host and kernels share: each field with its type here and its declaration there.
 macro_rules! shared {
@@ -205,8 +210,13 @@ shared! {
         correct: i32 => "int correct",
         /// ‖QᵀQ − I‖_F of the basis, which is charged to the bound of the gap.
         orthogonality: f64 => "double orthogonality",
-        /// Where the answer to a refresh by QR steps goes, whose report is a Drift.
+        /// Where the answer to a refresh by QR steps goes, whose report is a Drift; or the answer to a refresh that was
+        /// made ahead of time.
         renewal: u64 => "u64 renewal",
+        /// The basis that was found ahead of time, its spectrum behind it; or where a statistic is kept.
+        found: u64 => "u64 found",
+        /// A delayed refresh is taken only if the clock is at this step; 0 in any case.
+        due: u64 => "u64 due",
         /// QR steps, at most.
         steps: i32 => "int steps",
         /// Unused.
@@ -301,6 +311,32 @@ shared! {
         shift: f64 => "double shift",
     }
 
+    /// What the cheap rules of a certificate keep between their kernels.
+    Certificate {
+        /// |f(B)|².
+        squares: f64 => "double squares",
+        /// The squares of the diagonal of H.
+        on: f64 => "double on",
+        /// What an average can have lost.
+        average: f64 => "double average",
+        /// The first order, divided by `squares`.
+        first: f64 => "double first",
+        /// The second.
+        second: f64 => "double second",
+        /// h.
+        proxy: f64 => "double proxy",
+        /// τ less what is charged for the basis.
+        target: f64 => "double target",
+        /// A bound of the spectral radius of M.
+        radius: f64 => "double radius",
+        /// m, less a margin for rounding, if M ⪰ −m is to be proven.
+        diagonal: f64 => "double diagonal",
+        /// The sums alone did not decide.
+        open: i32 => "int open",
+        /// Unused.
+        reserved: i32 => "int reserved",
+    }
+
     /// The search for the smallest ε in [low, best] whose proxy is at most the target.
     Search {
         /// Largest ε that is known not to suffice, or the least one allowed.
@@ -389,6 +425,7 @@ pub mod judge {
 }
 
 const _: () = {
+    assert!(RUNG_NONE > Rung::Short as i32);
     assert!(size_of::<Clock>() == 16);
     assert!(size_of::<Rules>() == 8 * 14 + 4 * 10);
 };
@@ -396,7 +433,7 @@ const _: () = {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{INFO_FELL_BACK, INFO_IDLE, INFO_LEFT_OUT, INFO_NOT_FINITE, Rung, SEARCH_RATIO};
+    use crate::device::{INFO_FELL_BACK, INFO_IDLE, INFO_LEFT_OUT, INFO_NOT_FINITE, SEARCH_RATIO};
     use crate::engine::plan::RECORD_WORDS;
     use crate::engine::rules::LEAST_WEIGHT;
     use crate::preconditioner::bound::{LARGEST_AIM, LARGEST_ROOT};
@@ -441,6 +478,7 @@ mod tests {
             ("MAX_ORDER".into(), MAX_ORDER as i64),
             ("STRIP".into(), STRIP as i64),
             ("SUMS".into(), SUMS as i64),
+            ("CERTIFY_ROUNDS".into(), CERTIFY_ROUNDS as i64),
             ("POSTED".into(), POSTED as i64),
             ("CARRIED".into(), CARRIED as i64),
             ("STAMPED".into(), STAMPED as i64),
@@ -462,6 +500,7 @@ mod tests {
             ("RUNG_DOUBLE".into(), Rung::Double as i64),
             ("RUNG_STALE".into(), Rung::Stale as i64),
             ("RUNG_SHORT".into(), Rung::Short as i64),
+            ("RUNG_NONE".into(), i64::from(RUNG_NONE)),
             ("RULE_NONE".into(), BoundRule::None as i64),
             ("RULE_EXCEEDED".into(), BoundRule::Exceeded as i64),
             ("RULE_AVERAGE".into(), BoundRule::Average as i64),

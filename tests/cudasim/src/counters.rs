@@ -67,10 +67,12 @@ pub struct Totals {
     pub solver_syncs: u64,
     /// Graphs launched.
     pub graph_launches: u64,
+    /// Multiplications and additions of matrix products and triangular solutions that were enqueued.
+    pub blas_flops: u64,
 }
 
 /// The names of the fields of [`Totals`], in order.
-pub const NAMES: [&str; 30] = [
+pub const NAMES: [&str; 31] = [
     "launches",
     "kernel_launches",
     "blas_calls",
@@ -101,6 +103,7 @@ pub const NAMES: [&str; 30] = [
     "evds",
     "solver_syncs",
     "graph_launches",
+    "blas_flops",
 ];
 
 const _: () = assert!(size_of::<Totals>() == 8 * NAMES.len());

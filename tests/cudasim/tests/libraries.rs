@@ -80,6 +80,7 @@ fn strided_products_of_every_transposition() {
         }
     }
     assert_eq!(count("blas_calls"), 4);
+    assert_eq!(count("blas_flops"), 4 * (2 * m * n * k * batch) as u64);
     assert_eq!(count("host_syncs") - count("cuCtxSynchronize"), 2 + 4 + 4, "only the test's own copies wait");
     gpu.clean();
 }

@@ -111,8 +111,9 @@ enum Path {
 }
 
 /// The handles of a device: one of each library, whatever the number of optimizers and sessions. A handle follows one
-/// stream; whoever uses it sets its own again if another was there in between.
-struct Handles {
+/// stream; whoever uses it sets its own again if another was there in between. Work that runs beside that of a step has
+/// handles of its own, because nobody says what a handle keeps on the device between calls on two streams.
+pub struct Handles {
     blas: blas::cublasHandle_t,
     solver: solver::cusolverDnHandle_t,
     params: solver::cusolverDnParams_t,
@@ -130,13 +131,20 @@ static OPEN: Mutex<Vec<Weak<Handles>>> = Mutex::new(Vec::new());
 
 impl Handles {
     /// Those of `device` that are in use, or new ones. The context is current.
-    fn open(device: &Arc<Device>) -> Result<Arc<Handles>> {
+    pub fn open(device: &Arc<Device>) -> Result<Arc<Handles>> {
         let mut open = OPEN.lock();
         open.retain(|handles| handles.strong_count() > 0);
         let same = |handles: &Arc<Handles>| Arc::ptr_eq(&handles.device, device);
         if let Some(handles) = open.iter().filter_map(Weak::upgrade).find(same) {
             return Ok(handles);
         }
+        let made = Handles::new(device)?;
+        open.push(Arc::downgrade(&made));
+        Ok(made)
+    }
+
+    /// New ones, which nobody else gets. The context is current.
+    pub fn new(device: &Arc<Device>) -> Result<Arc<Handles>> {
         let (blas, solver, params) = (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
         let mut made = Handles { blas, solver, params, user: Mutex::new(0), device: device.clone() };
         // SAFETY: the handles are ours; Drop releases those that were made.
@@ -145,9 +153,7 @@ impl Handles {
             solver_check(solver::cusolverDnCreate(&mut made.solver), "cusolverDnCreate")?;
             solver_check(solver::cusolverDnCreateParams(&mut made.params), "cusolverDnCreateParams")?;
         }
-        let made = Arc::new(made);
-        open.push(Arc::downgrade(&made));
-        Ok(made)
+        Ok(Arc::new(made))
     }
 }
 
@@ -228,13 +234,15 @@ fn data_type(precision: Precision) -> solver::cudaDataType {
 }
 
 impl Linear {
-    /// Handles on `device`, whose context is current. Without an allocator, workspace is borrowed for each call.
+    /// The libraries by `handles`, the context of whose device is current. Without an allocator, workspace is borrowed
+    /// for each call.
     pub fn new(
-        device: &Arc<Device>,
+        handles: Arc<Handles>,
         allocator: Option<Allocator>,
         batched: bool,
         tf32: bool,
     ) -> Result<Linear> {
+        let device = &handles.device.clone();
         let workspace = match allocator {
             Some(allocator) => {
                 Memory::new(device, blas_workspace(device), allocator, "the workspace of cuBLAS")?
@@ -242,7 +250,6 @@ impl Linear {
             None => Memory::borrowed(device, 0, 0),
         };
         static USERS: AtomicU64 = AtomicU64::new(0);
-        let handles = Handles::open(device)?;
         Ok(Linear {
             blas: handles.blas,
             solver: handles.solver,

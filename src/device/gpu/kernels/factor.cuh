@@ -1,5 +1,5 @@
 // The kernels of a check: they prepare factors of equal side for the batched products, measure the drift,
-// judge a decomposition before it is adopted, and weigh a basis with its damped spectrum.
+// judge a decomposition before it is adopted, and weigh a basis with its damped spectrum. certify.cuh has the proven bounds.
 // All matrices are column-major; of a symmetric one the lower triangle counts.
 #pragma once
 #include "common.cuh"
@@ -41,9 +41,8 @@ __device__ inline double total(const double *partials, u32 n, u32 g, int which) 
 // The larger of two; NaN counts as larger than everything.
 __device__ inline double larger(double a, double b) { return (a >= b || a != a) ? a : b; }
 
-// The same for the largest.
-__device__ inline double largest_of(const double *partials, u32 n, u32 g, int which) {
-    double most = 0.0;
+// The same for the largest, or `most` if that is larger.
+__device__ inline double largest_of(const double *partials, u32 n, u32 g, int which, double most = 0.0) {
     for (u32 i = threadIdx.x; i < strips(n); i += blockDim.x) {
         most = larger(most, partials[((u64)g * strips(n) + i) * SUMS + which]);
     }
@@ -87,6 +86,19 @@ __device__ inline void fetch(const Task *tasks, u32 n, E *a, E *q, E *twin, Scal
         a[base + k] = y;
         if (twin) twin[base + k] = y;
         if (q) q[base + k] = (E)basis[k];
+    }
+}
+
+// The statistic as it is, scaled and whole, for a refresh that is taken later.
+template <typename S> __device__ inline void keep(const Task *tasks, u32 n) {
+    const Task &t = tasks[blockIdx.y];
+    u64 numbers = (u64)n * n;
+    double scale = statistic_scale(t);
+    const S *statistic = (const S *)t.statistic;
+    S *kept = (S *)t.found;
+    for (u64 k = (u64)blockIdx.x * blockDim.x + threadIdx.x; k < numbers; k += (u64)gridDim.x * blockDim.x) {
+        u64 i = k % n, j = k / n;
+        kept[k] = (S)((double)statistic[i >= j ? k : j + i * n] * scale);
     }
 }
 
@@ -273,274 +285,6 @@ __device__ inline void judge_drift(const Task *tasks, u32 n, const S *hs, const 
     searches[g] = s;
 }
 
-// a^(1/p) for whole p up to LARGEST_ROOT, else ln a.
-__device__ inline double coupling_number(double a, double exponent) {
-    double p = 1.0 / exponent;
-    bool whole = fabs(p - rint(p)) < 1e-12 && p < LARGEST_ROOT + 0.5;
-    return whole ? power(a, exponent) : log(a);
-}
-
-// C_ij = sqrt(a_i a_j) |f[a_i, a_j]| of the sandwich, f(x) = x^(-1/p), from the numbers of i and j.
-__device__ inline double coupling(double x, double y, double exponent) {
-    double p = 1.0 / exponent;
-    if (fabs(p - rint(p)) < 1e-12 && p < LARGEST_ROOT + 0.5) {
-        double sum = 1.0, last = 1.0;
-        for (int k = 1; k < (int)rint(p); k++) {
-            last *= y;
-            sum = sum * x + last;
-        }
-        return power(x * y, 0.5 * rint(p) - 1.0) / sum;
-    }
-    // (ab)^(-q/2) sinh(q delta / 2) / sinh(delta / 2), delta = ln(a / b), without overflow.
-    double delta = fabs(x - y), ratio = exponent;
-    if (delta > 1e-9) ratio = exp(-0.5 * (1.0 - exponent) * delta) * expm1(-exponent * delta) / expm1(-delta);
-    return exp(-0.5 * exponent * (x + y)) * ratio;
-}
-
-__device__ inline double growth(double exponent, double m) {
-    if (m <= 0.0) return 1.0;
-    if (m >= 1.0) return __longlong_as_double(0x7ff0000000000000ll);
-    return expm1(-exponent * log1p(-m)) / (exponent * m);
-}
-
-__device__ inline double spectral_form(double exponent, double loss, double gain) {
-    if (loss >= 1.0) return __longlong_as_double(0x7ff0000000000000ll);
-    return fmax(expm1(-exponent * log1p(-loss)), -expm1(-exponent * log1p(gain)));
-}
-
-// The largest m, but for rounding, for which the spectral form is at most `target`; 0 if there is none.
-__device__ inline double spectral_loss(double exponent, double target, double gain) {
-    if (spectral_form(exponent, 0.0, gain) > target) return 0.0;
-    return fmax(1.0 - 1e-12 - power(1.0 + target, -1.0 / exponent), 0.0);
-}
-
-// The remainder of the first order, as in bound.rs: |L|^2 and t, both divided by |f(B)|^2.
-struct Remainder {
-    double exponent, first, second;
-};
-
-// Its bound for M >= -m.
-__device__ inline double remainder_bound(const Remainder &r, double m) {
-    if (m >= 1.0) return __longlong_as_double(0x7ff0000000000000ll);
-    if (m <= 0.0 || r.second == 0.0) return sqrt(r.first);
-    double diagonal = m * r.second / ((1.0 - m) * (m + r.second));
-    return sqrt(r.first + (r.exponent * m + power(1.0 - m, -r.exponent) - 1.0) * diagonal);
-}
-
-// The largest m, up to a millionth, whose bound is at most `target`; 0 if there is none.
-__device__ inline double remainder_loss(const Remainder &r, double target) {
-    double low = 0.0, high = 1.0;
-#pragma unroll 1
-    for (int round = 0; round < 20; round++) {
-        double middle = 0.5 * (low + high);
-        if (remainder_bound(r, middle) <= target) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
-}
-
-// What M >= -loss gives, with the proxy h.
-__device__ inline double bound_by_loss(const Remainder &r, double proxy, double loss) {
-    return fmin(remainder_bound(r, loss), proxy * growth(r.exponent, loss));
-}
-
-// The same with a bound of the spectral radius of M.
-__device__ inline double bound_by_radius(const Remainder &r, double proxy, double average, double radius) {
-    double loss = fmin(average, radius);
-    return fmin(bound_by_loss(r, proxy, loss), spectral_form(r.exponent, loss, radius));
-}
-
-// The bound of the gap as it is once the diagonal of H is the spectrum, by the cheap rules. H becomes M, whole; N
-// becomes mI + M with the largest m that would serve, if that is still to be proven, else I. Three vectors per factor are
-// used.
-template <typename S> __device__ inline void certify(const Task *tasks, u32 n, S *hs, S *ns, double *all_vectors) {
-    const Task &t = tasks[blockIdx.x];
-    u64 numbers = (u64)n * n;
-    S *h = hs + blockIdx.x * numbers, *big = ns + blockIdx.x * numbers;
-    double *roots = all_vectors + (u64)blockIdx.x * 3 * n, *v = roots + n, *image = v + n;
-    double *diagonal = (double *)t.diagonal;
-    double nan = __longlong_as_double(0x7ff8000000000000ll), q = t.exponent;
-    Drift out = {nan, nan, nan, nan, nan, nan, nan, nan, RULE_NONE, 1, nan};
-    ends<S>(h, (u64)n + 1, n, out.least, out.largest);
-    out.orthogonality = (t.flags & TASK_QR) ? ((const Drift *)t.report)->orthogonality : t.orthogonality;
-    double epsilon = epsilon_at(t.ratio, t.epsilon, out.largest);
-    double squares = 0.0, most = 0.0, lost = 0.0, on = 0.0;
-    for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
-        double x = (double)h[i + (u64)i * n], d = x > 0.0 ? x : 0.0;
-        double a = d + epsilon, e = power(a, -q);
-        diagonal[i] = d;
-        on += d * d;
-        squares += e * e;
-        most = (e <= most) ? most : e;
-        lost = fmax(lost, 1.0 - (t.kept * (double)((const S *)t.fresh)[i] + epsilon) / a);
-        roots[i] = 1.0 / sqrt(a);
-        image[i] = coupling_number(a, q);
-        v[i] = e * e;
-    }
-    squares = block_sum(squares);
-    out.alpha = block_max(most) / sqrt(squares);
-    on = block_sum(on);
-    double average = block_max(lost), change = 0.0, first = 0.0, second = 0.0, below = 0.0;
-    for (u64 k = threadIdx.x; k < numbers; k += blockDim.x) {
-        u64 i = k % n, j = k / n;
-        if (i < j) continue;
-        double y = i == j ? 0.0 : (double)h[k], x = y * roots[i] * roots[j];
-        double weighted = x * coupling(image[i], image[j], q);
-        h[k] = (S)x;
-        h[j + i * n] = (S)x;
-        change += 2.0 * x * x;
-        first += 2.0 * weighted * weighted;
-        second += x * x * (v[i] + v[j]);
-        below += 2.0 * y * y;
-    }
-    change = sqrt(block_sum(change));
-    first = block_sum(first) / squares;
-    second = block_sum(second) / squares;
-    below = block_sum(below);
-    Remainder remainder = {q, first, fmax((q <= 0.5 ? q : q * (0.5 + q)) * second - 0.5 * first, 0.0)};
-    out.residual = below == 0.0 ? 0.0 : sqrt(below / (below + on));
-    out.relative_change = change;
-    double lower = sqrt(first), proxy = out.alpha * q * change;
-    // What Q misses of an orthogonal basis, as in the CPU's certificate.rs: alpha w (1 + q sqrt(max a / min a) (1 + |M|)).
-    double spread = sqrt((out.largest + epsilon) / (out.least + epsilon));
-    out.charge = out.alpha * out.orthogonality * (1.0 + q * spread * (1.0 + change));
-    out.proven = 0.0;
-    double target = t.target - out.charge;
-    if (!(lower <= target)) {
-        out.bound = lower;
-        out.rule = RULE_EXCEEDED;
-        out.loss = __longlong_as_double(0x7ff0000000000000ll);
-    } else {
-        out.rule = RULE_AVERAGE;
-        out.bound = proxy == 0.0 ? 0.0 : bound_by_loss(remainder, proxy, average);
-        out.loss = proxy == 0.0 ? 0.0 : average;
-        if (!(out.bound <= target)) {
-            double rounding = sizeof(S) == 4 ? ROUNDING_F32 : ROUNDING_F64;
-            // Collatz-Wielandt: max (|M| v)_i / v_i is at least the spectral radius, for any v > 0. The smallest such
-            // ratio is below all that further rounds can give: they are left out if that would not do.
-            double radius = change * sqrt((n - 1.0) / n);
-            for (u32 i = threadIdx.x; i < n; i += blockDim.x) v[i] = 1.0;
-            __syncthreads();
-#pragma unroll 1
-            for (int round = 0; round < 3; round++) {
-                double worst = 0.0, best = -__longlong_as_double(0x7ff0000000000000ll), sum = 0.0;
-                for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
-                    double x = 0.0;
-                    for (u32 j = 0; j < n; j++) x += fabs((double)h[i + (u64)j * n]) * v[j];
-                    image[i] = x;
-                    worst = fmax(worst, x / v[i]);
-                    best = fmax(best, -x / v[i]);
-                    sum += x;
-                }
-                worst = block_max(worst);
-                best = -block_max(best);
-                radius = fmin(radius, worst + worst * (n * rounding));
-                if (!(bound_by_radius(remainder, proxy, average, best) <= target)) break;
-                double mean = block_sum(sum) / n;
-                for (u32 i = threadIdx.x; i < n; i += blockDim.x) v[i] = image[i] + 1e-3 * mean + 1e-30;
-                __syncthreads();
-            }
-            out.rule = RULE_SPECTRAL;
-            out.loss = fmin(average, radius);
-            out.bound = bound_by_radius(remainder, proxy, average, radius);
-            out.decided = out.bound <= target;
-            // The largest m with which a bound is at most tau; then mI + M has to be positive definite.
-            double aim = fmin(target, LARGEST_AIM), margin = 0.5 * n * rounding;
-            double enough = fmax(remainder_loss(remainder, aim), spectral_loss(q, aim, radius));
-            if (!out.decided && enough < out.loss && enough > margin) {
-                out.proven = enough;
-                out.proven_bound = fmin(bound_by_loss(remainder, proxy, enough), spectral_form(q, enough, radius));
-                out.proven_bound += out.charge;
-                average = enough - margin;
-            }
-        }
-    }
-    out.bound += out.charge;
-    bool open = out.proven > 0.0;
-    for (u64 k = threadIdx.x; k < numbers; k += blockDim.x) {
-        bool on_diagonal = k % n == k / n;
-        big[k] = open ? (on_diagonal ? (S)average : h[k]) : (S)(on_diagonal ? 1 : 0);
-    }
-    if (threadIdx.x == 0) *(Drift *)t.report = out;
-}
-
-// Whether mI + M had to be positive definite, and is, by the solver's answer.
-__device__ inline bool is_proven(const Drift &out, int info) { return out.proven > 0.0 && info == 0; }
-
-// N becomes I + M where no rule has served, else I; E becomes I.
-template <typename S>
-__device__ inline void complete(const Task *tasks, u32 n, const S *ms, S *ns, S *es, const int *proofs) {
-    u32 g = blockIdx.y;
-    const Drift &out = *(const Drift *)tasks[g].report;
-    bool served = out.decided || is_proven(out, proofs[g]);
-    u64 numbers = (u64)n * n, base = g * numbers;
-    for (u64 k = (u64)blockIdx.x * blockDim.x + threadIdx.x; k < numbers; k += (u64)gridDim.x * blockDim.x) {
-        bool on_diagonal = k % n == k / n;
-        es[base + k] = (S)(on_diagonal ? 1 : 0);
-        ns[base + k] = on_diagonal ? (S)1 : served ? (S)0 : ms[base + k];
-    }
-}
-
-// The sandwich, for M and the lower triangle of N^-1: |C o (N^-1 - I - M)| + |C o (N^-1 - I + M)|, over 2 |f(B)|; by
-// strips.
-template <typename S>
-__device__ inline void enclose(const Task *tasks, u32 n, const S *ms, const S *inverses, double *partials) {
-    const Task &t = tasks[blockIdx.y];
-    const Drift &out = *(const Drift *)t.report;
-    if (out.decided) return;
-    u64 base = (u64)blockIdx.y * n * n;
-    u32 first = blockIdx.x * STRIP, columns = min((u32)STRIP, n - first);
-    double q = t.exponent, centre = 0.0, width = 0.0, epsilon = epsilon_at(t.ratio, t.epsilon, out.largest);
-    const double *diagonal = (const double *)t.diagonal;
-    __shared__ double own[STRIP];
-    if (threadIdx.x < columns) own[threadIdx.x] = coupling_number(diagonal[first + threadIdx.x] + epsilon, q);
-    __syncthreads();
-    for (u32 i = first + threadIdx.x; i < n; i += blockDim.x) {
-        double number = coupling_number(diagonal[i] + epsilon, q);
-        for (u32 column = 0; column < columns && first + column <= i; column++) {
-            u64 k = base + i + (u64)(first + column) * n;
-            bool on = i == first + column;
-            double c = coupling(number, own[column], q), twice = on ? 1.0 : 2.0;
-            double y = (double)inverses[k] - (on ? 1.0 : 0.0), drift = (double)ms[k];
-            centre += twice * (y - drift) * (y - drift) * c * c;
-            width += twice * (y + drift) * (y + drift) * c * c;
-        }
-    }
-    centre = block_sum(centre);
-    width = block_sum(width);
-    if (threadIdx.x != 0) return;
-    double *sums = strip_sums(partials, n);
-    sums[0] = centre;
-    sums[1] = width;
-}
-
-// The rule that serves where the cheap ones did not: the proof that M >= -m, or the sandwich.
-template <typename S>
-__device__ inline void judge_gap(const Task *tasks, u32 n, const int *infos, const int *proofs, const double *partials) {
-    u32 g = blockIdx.x;
-    const Task &t = tasks[g];
-    Drift *out = (Drift *)t.report;
-    if (out->decided) return;
-    double q = t.exponent, squares = 0.0, epsilon = epsilon_at(t.ratio, t.epsilon, out->largest);
-    for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
-        double e = power(((const double *)t.diagonal)[i] + epsilon, -q);
-        squares += e * e;
-    }
-    double norm = sqrt(block_sum(squares));
-    double bound = (sqrt(total(partials, n, g, 0)) + sqrt(total(partials, n, g, 1))) / (2.0 * norm) + out->charge;
-    if (threadIdx.x != 0) return;
-    if (is_proven(*out, proofs[g])) {
-        out->bound = out->proven_bound;
-        out->loss = out->proven;
-    } else if (infos[g] == 0 && bound < out->bound) {
-        out->bound = bound;
-        out->rule = RULE_SANDWICH;
-    }
-}
-
 // |A|^2, |Q'Q - I|^2 and |A Q - Q D|^2, by strips. `o` is Q'Q, `image` is A Q.
 template <typename E>
 __device__ inline void compare(u32 n, const E *as, const E *qs, const E *os, const E *images, const E *ds,
@@ -567,6 +311,21 @@ __device__ inline void compare(u32 n, const E *as, const E *qs, const E *os, con
     sums[0] = size;
     sums[1] = missing;
     sums[2] = wrong;
+}
+
+// |Q'Q - I|^2 alone, by strips. `o` is Q'Q.
+template <typename S> __device__ inline void miss(u32 n, const S *os, double *partials) {
+    const S *o = os + (u64)blockIdx.y * n * n;
+    u32 first = blockIdx.x * STRIP, end = min(first + STRIP, n);
+    double missing = 0.0;
+    for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
+        for (u32 j = first; j < end; j++) {
+            double x = (double)o[i + (u64)j * n] - (i == j ? 1.0 : 0.0);
+            missing += x * x;
+        }
+    }
+    missing = block_sum(missing);
+    if (threadIdx.x == 0) strip_sums(partials, n)[0] = missing;
 }
 
 // Whether Q is orthogonal and A Q = Q D: what the solver gave is believed only then.
@@ -603,6 +362,38 @@ template <typename E> __device__ inline void spoil(const Task *tasks, u32 n, E *
     for (u32 i = threadIdx.x; i < n; i += blockDim.x) q[n + i] = q[i];
 }
 
+// Whether the time of a delayed refresh has come: the clock stands still in a step that the device refuses, which the
+// host does not know of yet.
+__device__ inline bool is_due(const Task &t) { return t.due == 0 || t.clock->step == t.due; }
+
+// What a refresh came to, before its spectrum is looked at.
+__device__ inline void report_renewal(const Task &t, int rung, int fresh, double noise) {
+    Renewal *renewal = (Renewal *)t.report;
+    renewal->rung = rung;
+    renewal->fresh = fresh;
+    renewal->noise = noise;
+    renewal->steps = -1;
+}
+
+// A basis that was found ahead of time is taken over with its spectrum. Where none was found the stale one stays.
+template <typename S> __device__ inline void take_found(const Task *tasks, u32 n) {
+    const Task &t = tasks[blockIdx.y];
+    const Renewal &found = *(const Renewal *)t.renewal;
+    bool due = is_due(t), fresh = due && found.fresh;
+    if (blockIdx.x == 0 && threadIdx.x == 0) report_renewal(t, due ? found.rung : RUNG_NONE, fresh, found.noise);
+    if (!fresh) return;
+    u64 squares = (u64)n * n, numbers = squares + n;
+    const S *from = (const S *)t.found;
+    for (u64 k = (u64)blockIdx.x * blockDim.x + threadIdx.x; k < numbers; k += (u64)gridDim.x * blockDim.x) {
+        if (k < squares) {
+            ((S *)t.basis)[k] = from[k];
+            continue;
+        }
+        ((S *)t.spectrum)[k - squares] = from[k];
+        if (t.fresh) ((S *)t.fresh)[k - squares] = from[k];
+    }
+}
+
 // A sound basis and spectrum are taken over. Otherwise the stale ones stay, or, where there are none,
 // the statistic's diagonal is the preconditioner.
 template <typename S, typename E>
@@ -612,15 +403,13 @@ __device__ inline void adopt(const Task *tasks, u32 n, const E *qs, const E *ds,
     Scale scale = scales[g];
     u64 numbers = (u64)n * n;
     S *basis = (S *)t.basis, *spectrum = (S *)t.spectrum;
-    bool diagonal = !scale.sound && !(t.flags & TASK_HAS_BASIS);
+    bool diagonal = !scale.sound && !(t.flags & TASK_HAS_BASIS), due = is_due(t);
+    bool fresh = due && (scale.sound || diagonal);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
-        Renewal *renewal = (Renewal *)t.report;
-        renewal->rung = scale.sound ? rung : RUNG_STALE;
-        renewal->fresh = scale.sound || diagonal;
-        renewal->noise = __longlong_as_double(0x7ff8000000000000ll);
-        renewal->steps = -1;
+        int came_to = due ? (scale.sound ? rung : RUNG_STALE) : RUNG_NONE;
+        report_renewal(t, came_to, fresh, __longlong_as_double(0x7ff8000000000000ll));
     }
-    if (!scale.sound && !diagonal) return;
+    if (!fresh) return;
     double own = statistic_scale(t);
     for (u64 k = (u64)blockIdx.x * blockDim.x + threadIdx.x; k < numbers; k += (u64)gridDim.x * blockDim.x) {
         u64 i = k % n, j = k / n;
@@ -674,9 +463,13 @@ template <typename S> __device__ inline void damp(const Task *tasks, u32 n, doub
     double epsilon = t.epsilon;
     if (t.flags & TASK_AFTER_REFRESH) {
         const Renewal &renewal = *(const Renewal *)t.report;
-        epsilon = renewal.rung == RUNG_STALE ? epsilon_at(t.most_ratio, t.most, renewal.most)
-                                             : epsilon_at(t.ratio, t.epsilon, renewal.most);
-        choose(*(const Choice *)t.choice, epsilon);
+        if (renewal.rung == RUNG_NONE) {
+            epsilon = t.record[GAUGE_EPSILON];
+        } else {
+            epsilon = renewal.rung == RUNG_STALE ? epsilon_at(t.most_ratio, t.most, renewal.most)
+                                                 : epsilon_at(t.ratio, t.epsilon, renewal.most);
+            choose(*(const Choice *)t.choice, epsilon);
+        }
     }
     S *d = (S *)t.spectrum;
     for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
@@ -685,6 +478,11 @@ template <typename S> __device__ inline void damp(const Task *tasks, u32 n, doub
         x = (x > 0.0 ? x : 0.0) + epsilon;
         weights[i] = (t.flags & TASK_RELATIVE) ? root_weight(x, t.exponent) : power(x, -0.5 * t.exponent);
     }
+}
+
+// Whether there is a new inverse root: not of a delayed refresh whose time has not come.
+__device__ inline bool is_renewed(const Task &t) {
+    return !(t.flags & TASK_AFTER_REFRESH) || ((const Renewal *)t.report)->rung != RUNG_NONE;
 }
 
 // B = Q diag(weights).
@@ -699,6 +497,7 @@ template <typename S> __device__ inline void weigh(const Task *tasks, u32 n, con
 
 // The eigenvalues (D + epsilon)^(-1/p) of an inverse root that is not kept.
 template <typename S> __device__ inline void keep_eigenroot(const Task *tasks, u32 n, const double *all_weights) {
+    if (!is_renewed(tasks[blockIdx.x])) return;
     S *roots = (S *)tasks[blockIdx.x].inverse_root;
     const double *weights = all_weights + (u64)blockIdx.x * n;
     for (u32 i = threadIdx.x; i < n; i += blockDim.x) roots[i] = (S)weights[i] * (S)weights[i];
@@ -706,6 +505,7 @@ template <typename S> __device__ inline void keep_eigenroot(const Task *tasks, u
 
 // The inverse root B B', symmetric to the last bit, in the precision of the work.
 template <typename S, typename W> __device__ inline void keep_root(const Task *tasks, u32 n, const S *products) {
+    if (!is_renewed(tasks[blockIdx.y])) return;
     W *root = (W *)tasks[blockIdx.y].inverse_root;
     u64 numbers = (u64)n * n;
     const S *product = products + blockIdx.y * numbers;
@@ -729,27 +529,17 @@ template <typename S, typename W> __device__ inline void keep_root(const Task *t
                                     Search *searches, const double *partials, int round) {                     \
         judge_drift<S>(tasks, n, h, a, scales, searches, partials, round);                                     \
     }                                                                                                          \
-    ROOMY foam_certify_##suffix(const Task *tasks, u32 n, S *h, S *big, double *vectors) {                    \
-        certify<S>(tasks, n, h, big, vectors);                                                                 \
-    }                                                                                                          \
-    KERNEL foam_complete_##suffix(const Task *tasks, u32 n, const S *m, S *big, S *one, const int *proofs) {   \
-        complete<S>(tasks, n, m, big, one, proofs);                                                            \
-    }                                                                                                          \
-    KERNEL foam_enclose_##suffix(const Task *tasks, u32 n, const S *m, const S *inverse, double *partials) {   \
-        enclose<S>(tasks, n, m, inverse, partials);                                                            \
-    }                                                                                                          \
-    KERNEL foam_judge_gap_##suffix(const Task *tasks, u32 n, const int *infos, const int *proofs,              \
-                                   const double *partials) {                                                   \
-        judge_gap<S>(tasks, n, infos, proofs, partials);                                                       \
-    }                                                                                                          \
     KERNEL foam_compare_##suffix(u32 n, const S *a, const S *q, const S *o, const S *image, const S *d,        \
                                  double *partials) {                                                           \
         compare<S>(n, a, q, o, image, d, partials);                                                            \
     }                                                                                                          \
+    KERNEL foam_miss_##suffix(u32 n, const S *o, double *partials) { miss<S>(n, o, partials); }                \
     KERNEL foam_verify_##suffix(const Task *tasks, u32 n, const double *partials, const S *d,                  \
                                 const int *infos, Scale *scales, double tolerance) {                           \
         verify<S>(tasks, n, partials, d, infos, scales, tolerance);                                            \
     }                                                                                                          \
+    KERNEL foam_keep_##suffix(const Task *tasks, u32 n) { keep<S>(tasks, n); }                                 \
+    KERNEL foam_take_found_##suffix(const Task *tasks, u32 n) { take_found<S>(tasks, n); }                     \
     KERNEL foam_spoil_##suffix(const Task *tasks, u32 n, S *q) { spoil<S>(tasks, n, q); }                      \
     KERNEL foam_bounds_##suffix(const Task *tasks, u32 n) { bounds<S>(tasks, n); }                             \
     KERNEL foam_damp_##suffix(const Task *tasks, u32 n, double *weights) { damp<S>(tasks, n, weights); }       \

@@ -4,7 +4,7 @@
 // makes up for the rest, and what is left is measured and charged to the bound.
 // A factor whose bound is at most tau, or that has taken its steps, is left alone.
 #pragma once
-#include "factor.cuh"
+#include "certify.cuh"
 
 // Lists of pointers to the matrices of a group, for the batched solvers: those of each of the four, one behind the other.
 KERNEL foam_point(u64 *lists, u64 a, u64 b, u64 c, u64 d, u64 bytes, u32 count) {
@@ -84,18 +84,10 @@ template <typename S> __device__ inline void straighten(u32 n, S *qs, const S *p
 }
 
 // |Q'Q - I|_F of a step, and whether its basis is believed. `o` is Q'Q; there are two answers of the solver.
-template <typename S>
-__device__ inline void judge_step(const Task *tasks, u32 n, const S *os, const int *infos, Scale *scales,
+__device__ inline void judge_step(const Task *tasks, u32 n, const double *partials, const int *infos, Scale *scales,
                                   double tolerance) {
     const Task &t = tasks[blockIdx.x];
-    u64 numbers = (u64)n * n;
-    const S *o = os + blockIdx.x * numbers;
-    double missing = 0.0;
-    for (u64 k = threadIdx.x; k < numbers; k += blockDim.x) {
-        double x = (double)o[k] - (k % n == k / n ? 1.0 : 0.0);
-        missing += x * x;
-    }
-    missing = sqrt(block_sum(missing));
+    double missing = sqrt(total(partials, n, blockIdx.x, 0));
     if (threadIdx.x != 0) return;
     // Written so that a sum that is not a number refuses.
     scales[blockIdx.x].sound = scales[blockIdx.x].finite && infos[blockIdx.x] == 0 && infos[gridDim.x + blockIdx.x] == 0 &&
@@ -152,10 +144,6 @@ template <typename S> __device__ inline void take_step(const Task *tasks, u32 n,
         spread<S>(n, l, out, orders);                                                                          \
     }                                                                                                          \
     KERNEL foam_qr_straighten_##suffix(u32 n, S *q, const S *p) { straighten<S>(n, q, p); }                    \
-    KERNEL foam_qr_judge_##suffix(const Task *tasks, u32 n, const S *o, const int *infos, Scale *scales,       \
-                                  double tolerance) {                                                          \
-        judge_step<S>(tasks, n, o, infos, scales, tolerance);                                                  \
-    }                                                                                                          \
     KERNEL foam_qr_rule_##suffix(const Task *tasks, u32 n, Scale *scales) { rule_step<S>(tasks, n, scales); }  \
     KERNEL foam_qr_take_##suffix(const Task *tasks, u32 n, const S *q, const Scale *scales) {                  \
         take_step<S>(tasks, n, q, scales);                                                                     \
@@ -163,3 +151,8 @@ template <typename S> __device__ inline void take_step(const Task *tasks, u32 n,
 
 QR_KERNELS(f32, float)
 QR_KERNELS(f64, double)
+
+KERNEL foam_qr_judge(const Task *tasks, u32 n, const double *partials, const int *infos, Scale *scales,
+                     double tolerance) {
+    judge_step(tasks, n, partials, infos, scales, tolerance);
+}

@@ -9,7 +9,8 @@ typedef unsigned long long u64;
 #define THREADS 256
 #define MAX_ORDER 8
 #define STRIP 8
-#define SUMS 4
+#define SUMS 6
+#define CERTIFY_ROUNDS 3
 #define POSTED 64
 #define CARRIED 64
 #define STAMPED 64
@@ -31,6 +32,7 @@ typedef unsigned long long u64;
 #define RUNG_DOUBLE 1
 #define RUNG_STALE 3
 #define RUNG_SHORT 4
+#define RUNG_NONE 5
 #define RULE_NONE 0
 #define RULE_EXCEEDED 1
 #define RULE_AVERAGE 2
@@ -185,6 +187,8 @@ struct Task {
     int correct;
     double orthogonality;
     u64 renewal;
+    u64 found;
+    u64 due;
     int steps;
     int reserved;
 };
@@ -235,6 +239,20 @@ struct Scale {
     int finite;
     int sound;
     double shift;
+};
+
+struct Certificate {
+    double squares;
+    double on;
+    double average;
+    double first;
+    double second;
+    double proxy;
+    double target;
+    double radius;
+    double diagonal;
+    int open;
+    int reserved;
 };
 
 struct Search {

@@ -185,27 +185,41 @@ template <typename S, typename W> __device__ inline void fetch_turn(const Task *
 // kappa of H: with a = max(diag H, 0) + floor * max diag H,
 // kappa^2 = 1/n sum_{i<j} H_ij^2 / (a_i a_j) * (a_i + a_j) / (sqrt a_i + sqrt a_j)^2.
 // For a refresh also the ends of the diagonal, and its falling order.
-template <typename S>
-__device__ inline void gauge(const Task *tasks, u32 n, const S *hs, double *all_roots, u32 *all_orders) {
-    const Task &t = tasks[blockIdx.x];
-    const S *h = hs + (u64)blockIdx.x * n * n;
-    double *roots = all_roots + (u64)blockIdx.x * n;
+template <typename S> __device__ inline double gauge_root(const S *h, u32 n, u32 i, double largest) {
+    double d = (double)h[(u64)i * (n + 1)];
+    return sqrt((d > 0.0 ? d : 0.0) + KAPPA_FLOOR * largest);
+}
+
+// The sum by strips.
+template <typename S> __device__ inline void gauge(u32 n, const S *hs, double *partials) {
+    const S *h = hs + (u64)blockIdx.y * n * n;
+    u32 first = blockIdx.x * STRIP, columns = min((u32)STRIP, n - first);
     double least, largest, sum = 0.0;
     ends<S>(h, (u64)n + 1, n, least, largest);
-    for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
-        double d = (double)h[(u64)i * (n + 1)];
-        roots[i] = sqrt((d > 0.0 ? d : 0.0) + KAPPA_FLOOR * largest);
-    }
+    __shared__ double own[STRIP];
+    if (threadIdx.x < columns) own[threadIdx.x] = gauge_root<S>(h, n, first + threadIdx.x, largest);
     __syncthreads();
     // A statistic of zeros is diagonal in every basis.
-    for (u64 k = threadIdx.x; largest > 0.0 && k < (u64)n * n; k += blockDim.x) {
-        u64 i = k % n, j = k / n;
-        if (i <= j) continue;
-        double c = (double)h[k] / (roots[i] * roots[j] * (roots[i] + roots[j]));
-        sum += c * c * (roots[i] * roots[i] + roots[j] * roots[j]);
+    for (u32 i = first + 1 + threadIdx.x; largest > 0.0 && i < n; i += blockDim.x) {
+        double root = gauge_root<S>(h, n, i, largest);
+        for (u32 c = 0; c < columns && first + c < i; c++) {
+            double x = (double)h[i + (u64)(first + c) * n] / (root * own[c] * (root + own[c]));
+            sum += x * x * (root * root + own[c] * own[c]);
+        }
     }
-    double kappa = sqrt(block_sum(sum) / (double)n);
-    if (all_orders) rank<S>(h, (u64)n + 1, n, all_orders + (u64)blockIdx.x * n);
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) strip_sums(partials, n)[0] = sum;
+}
+
+template <typename S>
+__device__ inline void judge_gauge(const Task *tasks, u32 n, const S *hs, const double *partials, u32 *all_orders) {
+    u32 g = blockIdx.x;
+    const Task &t = tasks[g];
+    const S *h = hs + (u64)g * n * n;
+    double least, largest;
+    ends<S>(h, (u64)n + 1, n, least, largest);
+    double kappa = sqrt(total(partials, n, g, 0) / (double)n);
+    if (all_orders) rank<S>(h, (u64)n + 1, n, all_orders + (u64)g * n);
     if (threadIdx.x != 0) return;
     if (all_orders) {
         Renewal *renewal = (Renewal *)t.report;
@@ -241,18 +255,10 @@ __device__ inline void reorder(const S *from_all, u32 n, S *to_all, const u32 *a
 }
 
 // Whether the solver's factor is orthogonal: it is believed only then. `o` is Q'Q.
-template <typename S>
-__device__ inline void judge_turn(const Task *tasks, u32 n, const S *os, const int *infos, Scale *scales,
+__device__ inline void judge_turn(const Task *tasks, u32 n, const double *partials, const int *infos, Scale *scales,
                                   double tolerance) {
     const Task &t = tasks[blockIdx.x];
-    u64 numbers = (u64)n * n;
-    const S *o = os + blockIdx.x * numbers;
-    double missing = 0.0;
-    for (u64 k = threadIdx.x; k < numbers; k += blockDim.x) {
-        double x = (double)o[k] - (k % n == k / n ? 1.0 : 0.0);
-        missing += x * x;
-    }
-    missing = sqrt(block_sum(missing));
+    double missing = sqrt(total(partials, n, blockIdx.x, 0));
     if (threadIdx.x != 0) return;
     // Written so that a sum that is not a number refuses.
     bool sound = scales[blockIdx.x].finite && infos[blockIdx.x] == 0 && missing <= tolerance * sqrt((double)n) &&
@@ -401,19 +407,22 @@ KERNEL foam_soap_length(Stack s, Gate *gate, int normalizes) { direction_length(
     }
 
 #define SOAP_KERNELS(suffix, S)                                                                                \
-    KERNEL foam_soap_gauge_##suffix(const Task *tasks, u32 n, const S *h, double *roots, u32 *orders) {        \
-        gauge<S>(tasks, n, h, roots, orders);                                                                  \
+    KERNEL foam_soap_gauge_##suffix(u32 n, const S *h, double *partials) { gauge<S>(n, h, partials); }         \
+    KERNEL foam_soap_judge_gauge_##suffix(const Task *tasks, u32 n, const S *h, const double *partials,        \
+                                          u32 *orders) {                                                       \
+        judge_gauge<S>(tasks, n, h, partials, orders);                                                         \
     }                                                                                                          \
     KERNEL foam_soap_reorder_##suffix(const S *from, u32 n, S *to, const u32 *orders, Scale *scales) {         \
         reorder<S>(from, n, to, orders, scales);                                                               \
     }                                                                                                          \
-    KERNEL foam_soap_judge_##suffix(const Task *tasks, u32 n, const S *o, const int *infos, Scale *scales,     \
-                                    double tolerance) {                                                        \
-        judge_turn<S>(tasks, n, o, infos, scales, tolerance);                                                  \
-    }                                                                                                          \
     KERNEL foam_soap_statistic_##suffix(const Task *tasks, u32 n, const S *h, const Scale *scales) {           \
         take_statistic<S>(tasks, n, h, scales);                                                                \
     }
+
+KERNEL foam_soap_judge(const Task *tasks, u32 n, const double *partials, const int *infos, Scale *scales,
+                       double tolerance) {
+    judge_turn(tasks, n, partials, infos, scales, tolerance);
+}
 
 #define SOAP_SORT_KERNELS(suffix, S, E)                                                                        \
     ROOMY foam_soap_sort_##suffix(const Task *tasks, u32 n, const E *q, const E *d, const Scale *scales,      \

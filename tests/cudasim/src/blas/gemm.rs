@@ -59,6 +59,10 @@ struct Product {
 }
 
 impl Product {
+    fn flops(&self) -> u64 {
+        2 * (self.c.rows * self.c.cols * self.k) as u64
+    }
+
     fn perform(&self, stage: &mut Stage<'_>, alpha: f64, beta: f64) -> Result {
         let (m, n, k) = (self.c.rows, self.c.cols, self.k);
         if m == 0 || n == 0 {
@@ -166,6 +170,7 @@ impl Call {
             }
             Ok(())
         });
+        sim.counters.totals.blas_flops += product.flops() * batch as u64;
         sim.enqueue_blas(&found, name, run)?;
         Ok(())
     }
@@ -197,6 +202,7 @@ impl Call {
             }
             Ok(())
         });
+        sim.counters.totals.blas_flops += product.flops() * batch as u64;
         sim.enqueue_blas(&found, name, run)?;
         Ok(())
     }

@@ -58,6 +58,8 @@ fn syrk(
         }
         c.store(&mut stage.window, part, &out)
     });
+    // One triangle.
+    sim.counters.totals.blas_flops += (n * (n + 1) * k) as u64;
     sim.enqueue_blas(&found, name, run)?;
     Ok(())
 }

@@ -116,6 +116,7 @@ fn trsm_batched(
         }
         Ok(())
     });
+    sim.counters.totals.blas_flops += (own * m * n * count) as u64;
     sim.enqueue_blas(&found, name, run)?;
     Ok(())
 }
