@@ -83,6 +83,9 @@ const DELAYED: [&str; 8] = [
 
 #[test]
 fn every_policy_agrees_with_the_cpu() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated(|| {
         for policy in DELAYED {
             parity("reference", &format!("policy={policy}"), Dtype::F64, Dtype::F64, 1e-9);
@@ -180,6 +183,9 @@ fn plain_steps_leave_the_decomposition_behind() {
 
 #[test]
 fn a_run_goes_on_from_a_checkpoint_of_any_step() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated_with(&["eager", "deferred"], &EXACT, || {
         for policy in ["stale refresh_delay=3", "stale refresh_delay=6", "sandwich refresh_delay=4 tau=0.2"] {
             let options = format!("policy={policy} device=cuda:0");
