@@ -24,7 +24,9 @@ macro_rules! programs {
 
             #[test]
             fn in_cpp17() {
-                passes($program, Language::Cpp17, Watch::Nothing, &headers());
+                if tier::runs(Need::Long) {
+                    passes($program, Language::Cpp17, Watch::Nothing, &headers());
+                }
             }
 
             #[test]

@@ -23,3 +23,4 @@ mod cpp;
 mod documents;
 mod mpi;
 mod plugin;
+mod units;

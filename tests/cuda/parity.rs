@@ -332,6 +332,9 @@ fn factors_of_several_strips_agree_with_the_cpu() {
 /// Strips depend on the side alone: what else is in the group makes no difference to a bit.
 #[test]
 fn a_factor_alone_has_the_bits_of_one_among_others() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated_with(&["eager"], &[("CUDASIM_EVD_NOISE", "0")], || {
         for policy in ["foam", "foam_certified", "sandwich"] {
             let options = format!("policy={policy} tau=0.3 device=cuda:0");

@@ -81,6 +81,9 @@ fn the_parity_program_finds_cpu_and_gpu_equal() {
 
 #[test]
 fn the_parity_program_times_no_simulator() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     let printed = python(&["examples/cuda/parity.py", "--steps", "1"]);
     assert!(printed.contains("no timing: this is a simulator"), "{printed}");
 }

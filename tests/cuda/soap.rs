@@ -166,6 +166,9 @@ fn parity(options: &str, param: Dtype, grad: Dtype, tolerance: f64) {
 
 #[test]
 fn both_forms_agree_with_the_cpu() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated(|| {
         for form in ["exact", "in_basis"] {
             parity(&format!("soap_form={form}"), Dtype::F64, Dtype::F64, 1e-9);
@@ -247,6 +250,9 @@ fn defect(model: &Model, param: i64, axis: i64) -> f64 {
 
 #[test]
 fn a_basis_stays_orthogonal_over_many_refreshes() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated_with(&["eager"], &[], || {
         for form in ["exact", "in_basis"] {
             let options = format!("soap_form={form} refresh_schedule=fixed check_period=1 device=cuda:0");
@@ -264,6 +270,9 @@ fn a_basis_stays_orthogonal_over_many_refreshes() {
 
 #[test]
 fn checkpoints_cross_between_cpu_and_device() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated(|| {
         for form in ["exact", "in_basis"] {
             let options = format!("{OPTIONS} soap_form={form}");

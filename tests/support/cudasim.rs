@@ -36,6 +36,8 @@ fn build(name: &str, arguments: &[&str]) -> PathBuf {
     let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_string()));
     command.args(["build", "--quiet", "--manifest-path"]).arg(root().join("tests/cudasim/Cargo.toml"));
     command.arg("--target-dir").arg(&target).args(arguments);
+    // It is seldom built twice.
+    command.env("CARGO_INCREMENTAL", "0");
     // What cargo says goes to the terminal.
     let status =
         command.stdout(Stdio::null()).status().unwrap_or_else(|cause| panic!("{command:?}: {cause}"));

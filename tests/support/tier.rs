@@ -20,6 +20,7 @@ pub enum Need {
     Abigail,
     Recipes,
     Mpi,
+    SecondBuild,
 }
 
 impl Need {
@@ -37,6 +38,7 @@ impl Need {
             Need::Recipes => "Conan and CMake",
             Need::Site => "MkDocs, 0.2 GB",
             Need::Mpi => "MPICH, 0.1 GB",
+            Need::SecondBuild => "a second build of the library (its unit tests: cargo test --lib)",
         }
     }
 }
