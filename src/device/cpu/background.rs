@@ -14,7 +14,7 @@ use super::refresh::decompose;
 use super::scratch::{Scratch, ScratchShape};
 use super::thread::Thread;
 use super::{Precision, Shared};
-use crate::device::{RefreshOrder, Refreshed};
+use crate::device::{RefreshOrder, Refreshed, Rung};
 use crate::engine::plan::Plan;
 use crate::error::Result;
 use crate::memory::{Allocator, Arena, Counted, aligned, boxed, filled, reserved};
@@ -154,8 +154,8 @@ impl Background {
         running.shared.wake.notify_one();
     }
 
-    /// What was found for `order`, whose basis and spectrum are copied; none if the caller has to find it himself. The
-    /// refresh is under way no longer.
+    /// What was found for `order`, whose basis and spectrum are copied unless every rung failed; none if the caller has to
+    /// find it himself. The refresh is under way no longer.
     pub fn take<S: Real>(
         &self,
         order: &RefreshOrder,
@@ -171,6 +171,10 @@ impl Background {
         let Stage::Done(Some(found)) = job.stage else { return None };
         if job.order != *order {
             return None;
+        }
+        if found.rung == Rung::Stale {
+            // Nothing was written: basis and spectrum stay.
+            return Some(found);
         }
         // SAFETY: the job's own memory, which the thread has left.
         unsafe {
