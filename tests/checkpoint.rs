@@ -4,7 +4,7 @@
 use crate::support::model::{Model, Spec, StepWith};
 use crate::support::random::Random;
 use crate::support::tensor::{Dtype, Tensor};
-use foam::abi::{FOAM_BAD_CHECKPOINT, FOAM_IO_ERROR};
+use foam::abi::{FOAM_BAD_CHECKPOINT, FOAM_BRANCH_EVD_FAILED, FOAM_IO_ERROR};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -256,7 +256,7 @@ fn impossible_records_and_clocks_are_refused_by_name() {
     for epsilon in [0.0, -1.0, f64::NAN, f64::INFINITY] {
         assert!(edited("matrix/stack0/axis1/gauges", 0, epsilon.to_le_bytes()).contains("epsilon ="));
     }
-    for (at, value) in [(0, 11), (1, 2), (4, -1), (14, (1 << 53) + 1)] {
+    for (at, value) in [(0, i64::from(FOAM_BRANCH_EVD_FAILED) + 1), (1, 2), (4, -1), (14, (1 << 53) + 1)] {
         edited("matrix/stack0/axis1/counters", at, i64::to_le_bytes(value));
     }
     edited("scalar/clock.step", 0, (-1i64).to_le_bytes());
