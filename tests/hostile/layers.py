@@ -4,9 +4,11 @@ Prints `@seed` before every case and `+what number` at the end, as the other par
 """
 
 import argparse
+import contextlib
 import copy
 import gc
 import io
+import pathlib
 import pickle
 import random
 import sys
@@ -255,16 +257,18 @@ def torch_case(dice):
             p.grad = torch.randn(40, 40)
         crowd.step()
         crowd.step()
-        names = [open(f"/proc/self/task/{task}/comm").read() for task in tasks()]
-        ours = sum(name.startswith("foam-") for name in names)
+        ours = sum(name.startswith("foam-") for name in thread_names())
         assert ours <= 3 + 2 + 1, f"{ours} threads of the library for 20 groups of 4 threads"
         COUNTS["groups on one pool"] += 20
 
 
-def tasks():
-    import os
-
-    return os.listdir("/proc/self/task")
+def thread_names():
+    """The names of this process's threads."""
+    names = []
+    for path in pathlib.Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # one that has ended meanwhile
+            names.append(path.read_text())
+    return names
 
 
 # --- JAX ------------------------------------------------------------------------------------------------------------
