@@ -381,7 +381,7 @@ impl Plan {
             let precision =
                 if array.element == Precision::F64.element() { Precision::F64 } else { Precision::F32 };
             let dims = copied(&array.tail, LISTS)?;
-            push(&mut self.slots, Slot { kind, block, axis, precision, dims }, LISTS)?;
+            push(&mut self.slots, Slot { kind, block, axis, precision, dims, place: (0, 0) }, LISTS)?;
         }
         Ok(first..self.slots.len())
     }

@@ -177,6 +177,8 @@ pub struct Slot {
     pub precision: Precision,
     /// Its dimensions.
     pub dims: Vec<usize>,
+    /// The array that it is part of, and its bytes from the array's start.
+    pub place: (usize, usize),
 }
 
 impl Slot {
@@ -251,6 +253,14 @@ impl Plan {
             }
         }
         self.state_bytes = usize::try_from(end).map_err(|_| Error::out_of_memory("the state", end))?;
+        for (number, slot) in self.slots.iter_mut().enumerate() {
+            let block = &self.blocks[slot.block];
+            let stack = &self.stacks[block.stack];
+            // The arrays of numbers follow those of the clocks and records.
+            let words = stack.layout.len() - block.slots.len();
+            slot.place =
+                (stack.arrays.start + words + number - block.slots.start, block.place * slot.bytes());
+        }
         Ok(())
     }
 
@@ -262,11 +272,6 @@ impl Plan {
 
     /// The array that a slot is part of, and the slot's bytes from its start.
     pub fn place_of(&self, slot: SlotId) -> (usize, usize) {
-        let plan = &self.slots[slot];
-        let block = &self.blocks[plan.block];
-        let stack = &self.stacks[block.stack];
-        // The arrays of numbers follow those of the clocks and records.
-        let words = stack.layout.len() - block.slots.len();
-        (stack.arrays.start + words + slot - block.slots.start, block.place * plan.bytes())
+        self.slots[slot].place
     }
 }
