@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bindings/python"))
 from foam._measure import World  # noqa: E402
 
 PERIOD = 10
-OPTIONS = {"policy": "stale", "check_period": PERIOD, "max_factor_dim": 1024}
+OPTIONS = {"policy": "stale", "check_period": PERIOD}
 
 
 def encoder(d):
@@ -51,7 +51,7 @@ def balance(work):
 def measure(name, processes, rounds):
     shapes = sorted({(1, 1), *((1, size) for size in processes), *((size, 1) for size in processes)})
     worlds = {
-        (size, threads): World(WORKS[name], size, False, "reference", {**OPTIONS, "num_threads": threads})
+        (size, threads): World(WORKS[name], size, False, "default", {**OPTIONS, "num_threads": threads})
         for size, threads in shapes
     }
     try:

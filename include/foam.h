@@ -496,11 +496,14 @@ typedef struct foam_config {
     int32_t qr_track;
     /** `FOAM_MATMUL_*`: how the products of every step are rounded on a CUDA device. No effect on the CPU. */
     int32_t matmul_precision;
-    /** Must be 0. */
-    int32_t reserved2;
+    /**
+     * Cut a dimension larger than `max_factor_dim` into pieces of about one size (1), or into pieces of `max_factor_dim`
+     * and a rest (0). The number of pieces is the same.
+     */
+    int32_t even_blocks;
     /**
      * If > 0, a basis that a check asks for is decomposed in the background, from the statistic as it is then, and taken
-     * so many steps later; until then the stale one serves. Shampoo with eigendecompositions, on the CPU.
+     * so many steps later; until then the stale one serves. Shampoo with eigendecompositions.
      */
     int64_t refresh_delay;
 } foam_config;

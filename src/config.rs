@@ -125,6 +125,8 @@ pub struct Config {
     pub matmul_precision: MatmulPrecision,
     /// Steps from the check that asks for a new basis to the step that takes it; 0 means none.
     pub refresh_delay: i64,
+    /// A dimension that is cut has pieces of about one size; else all but the last have `max_factor_dim`.
+    pub even_blocks: bool,
 }
 
 /// The bound falls as 1/k with the k-th QR step: below this an eigendecomposition is cheaper.
@@ -154,6 +156,7 @@ impl Default for Config {
             epsilon_mode: EpsilonMode::Relative,
             precondition_1d: false,
             keep_matrix: true,
+            even_blocks: true,
             ..Config::reference()
         }
     }
@@ -219,6 +222,7 @@ impl Config {
             qr_track: false,
             matmul_precision: MatmulPrecision::F32,
             refresh_delay: 0,
+            even_blocks: false,
         }
     }
 

@@ -189,6 +189,8 @@ template <class Self> class Options : public ConfigBase {
     FOAM_HPP_CHOICE(MatmulPrecision, matmul_precision)
     /** Steps from the check that asks for a new basis to the step that takes it, made in the background meanwhile. */
     FOAM_HPP_NUMBER(int64_t, refresh_delay)
+    /** Cut a dimension larger than max_factor_dim into pieces of about one size, not into full ones and a rest. */
+    FOAM_HPP_SWITCH(even_blocks)
 #undef FOAM_HPP_NUMBER
 #undef FOAM_HPP_SWITCH
 #undef FOAM_HPP_CHOICE

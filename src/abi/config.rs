@@ -263,10 +263,11 @@ pub struct foam_config {
     pub qr_track: i32,
     /// `FOAM_MATMUL_*`: how the products of every step are rounded on a CUDA device. No effect on the CPU.
     pub matmul_precision: i32,
-    /// Must be 0.
-    pub reserved2: i32,
+    /// Cut a dimension larger than `max_factor_dim` into pieces of about one size (1), or into pieces of `max_factor_dim`
+    /// and a rest (0). The number of pieces is the same.
+    pub even_blocks: i32,
     /// If > 0, a basis that a check asks for is decomposed in the background, from the statistic as it is then, and taken
-    /// so many steps later; until then the stale one serves. Shampoo with eigendecompositions, on the CPU.
+    /// so many steps later; until then the stale one serves. Shampoo with eigendecompositions.
     pub refresh_delay: i64,
 }
 
@@ -338,7 +339,7 @@ unsafe impl AbiStruct for foam_config {
         keep_inverse_root,
         qr_track,
         matmul_precision,
-        reserved2,
+        even_blocks,
         refresh_delay
     });
 
@@ -414,7 +415,7 @@ fn from_config(config: &Config) -> foam_config {
         qr_track: config.qr_track.into(),
         matmul_precision: config.matmul_precision.number(),
         refresh_delay: config.refresh_delay,
-        reserved2: 0,
+        even_blocks: config.even_blocks.into(),
     }
 }
 
@@ -435,8 +436,8 @@ fn switch(key: &str, number: i32) -> Result<bool> {
 
 /// The configuration that the struct describes; ranges are not checked here.
 pub(super) fn to_config(raw: &foam_config) -> Result<Config> {
-    if raw.flags != 0 || raw.reserved != 0 || raw.reserved2 != 0 {
-        return Err(Error::invalid("config.flags, config.reserved and config.reserved2 must be 0"));
+    if raw.flags != 0 || raw.reserved != 0 {
+        return Err(Error::invalid("config.flags and config.reserved must be 0"));
     }
     Ok(Config {
         policy: choice("policy", raw.policy)?,
@@ -494,6 +495,7 @@ pub(super) fn to_config(raw: &foam_config) -> Result<Config> {
         qr_track: switch("qr_track", raw.qr_track)?,
         matmul_precision: choice("matmul_precision", raw.matmul_precision)?,
         refresh_delay: raw.refresh_delay,
+        even_blocks: switch("even_blocks", raw.even_blocks)?,
     })
 }
 

@@ -196,6 +196,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         0..=MOST,
         While(|c| c.refresh_delay > 0, "0 and more than 0 have different buffers")
     ),
+    flag!(even_blocks, BLOCKS),
 ];
 
 pub(super) fn find(key: &str) -> Result<&'static OptionSpec> {

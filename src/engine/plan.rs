@@ -19,7 +19,7 @@ use crate::preconditioner::damping::Damping;
 use crate::preconditioner::{Preconditioner, policy};
 use crate::tensor::{DType, Precision};
 use layout::layout;
-use shape::{merged, unravel};
+use shape::{merged, piece, unravel};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -270,7 +270,8 @@ impl Plan {
         let limit = config.max_factor_dim as usize;
         let shape = merged(&spec.shape, config, self.preconditioner.merge_limit(limit))?;
         let preconditioned = is_preconditioned(config, &spec, &shape);
-        let chunks = listed(shape.iter().map(|d| d.div_ceil(limit)), LISTS)?;
+        let sides = listed(shape.iter().map(|d| piece(config, *d)), LISTS)?;
+        let chunks = listed(shape.iter().zip(&sides).map(|(d, side)| d.div_ceil(*side)), LISTS)?;
         let count: usize = chunks.iter().product();
         self.reserve(count, shape.len(), &spec.name).map_err(|e| e.at(index))?;
 
@@ -297,8 +298,11 @@ impl Plan {
         }
         for number in 0..count {
             let at = unravel(number, &chunks)?;
-            let dims = listed(at.iter().zip(&shape).map(|(c, d)| limit.min(d - c * limit)), LISTS)?;
-            let offset = at.iter().zip(&strides).map(|(c, s)| c * limit * s).sum();
+            let firsts = listed(at.iter().zip(&sides).map(|(c, side)| c * side), LISTS)?;
+            let dims =
+                firsts.iter().zip(&shape).zip(&sides).map(|((first, d), side)| *side.min(&(d - first)));
+            let dims = listed(dims, LISTS)?;
+            let offset = firsts.iter().zip(&strides).map(|(first, s)| first * s).sum();
             let block = self.blocks.len();
             let layout = layout(config, &dims, statistic, work, preconditioned)?;
             let key = StackKey {
@@ -455,6 +459,16 @@ mod tests {
         assert_eq!(dims, [[128, 128], [128, 128], [128, 44], [72, 128], [72, 128], [72, 44]]);
         assert_eq!(plan.blocks[4].offset, 128 * 300 + 128);
         assert_eq!(plan.factors.len(), 12);
+        assert_eq!(plan.blocks.iter().map(|b| b.elements).sum::<usize>(), 200 * 300);
+    }
+
+    #[test]
+    fn even_blocks_cover_a_matrix_once() {
+        let config = Config { max_factor_dim: 128, even_blocks: true, ..Config::reference() };
+        let plan = Plan::new(&config, vec![spec(&[200, 300])]).unwrap();
+        let dims: Vec<_> = plan.blocks.iter().map(|b| b.dims.clone()).collect();
+        assert_eq!(dims, [[112, 112], [112, 112], [112, 76], [88, 112], [88, 112], [88, 76]]);
+        assert_eq!(plan.blocks[5].offset, 112 * 300 + 224);
         assert_eq!(plan.blocks.iter().map(|b| b.elements).sum::<usize>(), 200 * 300);
     }
 

@@ -130,7 +130,7 @@ layout!(
         keep_inverse_root,
         qr_track,
         matmul_precision,
-        reserved2,
+        even_blocks,
         refresh_delay,
     }
 );

@@ -219,7 +219,7 @@ class Config(ctypes.Structure):
         + [(name, c_int64) for name in ("max_precond_dim", "front_period", "front_steps")]
         + [(name, c_double) for name in ("refresh_growth", "kappa_threshold")]
         + [(name, c_int64) for name in ("correction_period", "statistics_period")]
-        + [(name, c_int32) for name in ("keep_inverse_root", "qr_track", "matmul_precision", "reserved2")]
+        + [(name, c_int32) for name in ("keep_inverse_root", "qr_track", "matmul_precision", "even_blocks")]
         + [("refresh_delay", c_int64)]
     )
 

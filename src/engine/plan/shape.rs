@@ -54,6 +54,17 @@ pub(super) fn merged(shape: &[usize], config: &Config, limit: usize) -> Result<V
     Ok(kept)
 }
 
+/// The side of the pieces of a dimension: all but the last have it. `ceil(dim / limit)` pieces in either case; even ones
+/// are of multiples of `ALIGNED`, for whole vectors and tiles.
+pub(super) fn piece(config: &Config, dim: usize) -> usize {
+    const ALIGNED: usize = 16;
+    let limit = config.max_factor_dim as usize;
+    if !config.even_blocks || dim <= limit {
+        return limit;
+    }
+    limit.min(dim.div_ceil(dim.div_ceil(limit)).next_multiple_of(ALIGNED))
+}
+
 pub(in crate::engine) fn row_major_strides(shape: &[usize]) -> Result<Vec<usize>> {
     let mut strides = filled(1, shape.len(), LISTS)?;
     for axis in (1..shape.len()).rev() {
@@ -86,6 +97,21 @@ mod tests {
         assert_eq!(merged(&[1, 1], &plain, 1024).unwrap(), [1, 1]);
         assert_eq!(merged(&[], &plain, 1024).unwrap(), [1]);
         assert_eq!(merged(&[64, 1, 64], &config, 100).unwrap(), [64, 64]);
+    }
+
+    #[test]
+    fn even_pieces_are_as_many_as_full_ones_and_no_larger() {
+        for limit in [1, 2, 5, 7, 16, 40, 100, 1024] {
+            let full = Config { max_factor_dim: limit, ..Config::reference() };
+            let even = Config { even_blocks: true, ..full.clone() };
+            for dim in (1..300).chain([1023, 1024, 1025, 2304, 3072, 50257, 1 << 40]) {
+                let side = piece(&even, dim);
+                assert!(side <= limit as usize);
+                assert_eq!(dim.div_ceil(side), dim.div_ceil(piece(&full, dim)), "{dim} by {limit}");
+            }
+        }
+        let even = Config { even_blocks: true, ..Config::reference() };
+        assert_eq!([2304, 3072, 1025, 50257].map(|dim| piece(&even, dim)), [768, 1024, 528, 1008]);
     }
 
     #[test]

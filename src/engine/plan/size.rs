@@ -1,7 +1,7 @@
 //! What a parameter costs, known from its shape alone: sizes are refused before lists are built.
 
 use super::layout::{CLOCK_WORDS, RECORD_WORDS, Slot};
-use super::shape::merged;
+use super::shape::{merged, piece};
 use super::{BlockPlan, FactorPlan, ParamSpec, is_preconditioned, statistic_precision};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -31,11 +31,11 @@ impl std::iter::Sum<u128> for Sum {
 impl Size {
     /// The cost of parameter number `index`; an error if no machine could address it.
     pub fn of(config: &Config, index: usize, spec: &ParamSpec) -> Result<Size> {
-        let limit = config.max_factor_dim as usize;
         let preconditioner = Preconditioner::of(config);
-        let shape = merged(&spec.shape, config, preconditioner.merge_limit(limit))?;
+        let limit = preconditioner.merge_limit(config.max_factor_dim as usize);
+        let shape = merged(&spec.shape, config, limit)?;
         let precision = statistic_precision(config, spec.dtype);
-        let chunks = |d: usize| d.div_ceil(limit) as u128;
+        let chunks = |d: usize| d.div_ceil(piece(config, d)) as u128;
         let blocks: u128 = shape.iter().fold(1, |product: u128, d| product.saturating_mul(chunks(*d)));
         let square = |side: usize| {
             let kept = preconditioner.has_basis(shape.len(), side);
@@ -43,9 +43,10 @@ impl Size {
         };
         let mut numbers: u128 = 0;
         for dim in &shape {
-            let (full, rest) = ((dim / limit) as u128, dim % limit);
+            let side = piece(config, *dim);
+            let (full, rest) = ((dim / side) as u128, dim % side);
             // Only a side that reaches the limit has a square of it.
-            let whole = if full > 0 { full.saturating_mul(square(limit)) } else { 0 };
+            let whole = if full > 0 { full.saturating_mul(square(side)) } else { 0 };
             let squares = whole.saturating_add(square(rest));
             numbers = numbers.saturating_add((blocks / chunks(*dim)).saturating_mul(squares));
         }
