@@ -1,6 +1,7 @@
 //! The verbs `inspect` and `accumulate`: is the gradient finite, and statistic += gain·G Gᵀ.
 
-use super::product::{Span2, multiply, multiply_lower};
+use super::lower;
+use super::product::{Span2, is_small, multiply, multiply_lower};
 use super::real::{Real, SPAN, in_place, sum_of_squares, vectorized};
 use super::walks::{Chunk, Tile};
 use super::{Cpu, Places, Precision, Shared, by_precision};
@@ -92,18 +93,21 @@ impl Gradient {
         }
     }
 
+    /// Where it can be used as the caller has it.
+    #[inline(always)]
+    fn lies<T: Real>(&self) -> Option<*mut T> {
+        in_place(self.own, 0).filter(|_| self.scale == 1.0 && self.decay == 0.0)
+    }
+
     /// `len` elements of the gradient; if they are not in the caller's memory as they are used, in `values`.
     ///
     /// # Safety
     /// `offset + len` elements exist in the block's parameter and gradient, and nobody writes them meanwhile.
     #[inline(always)]
     pub unsafe fn read<'a, T: Real>(&self, offset: usize, len: usize, values: &'a mut [T; SPAN]) -> &'a [T] {
-        if let Some(data) = in_place(self.own, offset)
-            && self.scale == 1.0
-            && self.decay == 0.0
-        {
+        if let Some(data) = self.lies::<T>() {
             // SAFETY: the caller's contract.
-            return unsafe { std::slice::from_raw_parts(data, len) };
+            return unsafe { std::slice::from_raw_parts(data.add(offset), len) };
         }
         let values = &mut values[..len];
         // SAFETY: the caller's contract.
@@ -156,22 +160,58 @@ pub(super) fn accumulate(cpu: &mut Cpu, rules: &Rules) {
         let chunks = &shared.walks.chunks[wave.chunks.clone()];
         cpu.workers.run(chunks.len(), wave.parallel, &|task, _| {
             let chunk = &chunks[task];
-            if steps[chunk.block].accumulates {
-                by_precision!(shared.param(chunk.block), gather_chunk(shared, rules, chunk));
+            let param = shared.param(chunk.block);
+            if steps[chunk.block].accumulates
+                && by_precision!(param, where_it_lies(shared, rules, chunk.block)).is_none()
+            {
+                by_precision!(param, gather_chunk(shared, rules, chunk));
             }
         });
         cpu.workers.run(wave.statistics.len(), wave.parallel, &|task, _| {
             let tile = &wave.statistics[task];
             let step = &steps[tile.block];
             if step.accumulates {
-                let work = shared.work::<u8>(tile.block);
-                by_precision!(
-                    shared.param(tile.block),
-                    statistic_tile(shared, step.decay, step.gain, tile, work)
-                );
+                let param = shared.param(tile.block);
+                let lies = by_precision!(param, where_it_lies(shared, rules, tile.block));
+                let source = lies.unwrap_or_else(|| Source::workspace(shared, tile.block));
+                by_precision!(param, statistic_tile(shared, step.decay, step.gain, tile, source));
             }
         });
     }
+}
+
+/// A block for the statistics, in their precision.
+#[derive(Clone, Copy)]
+pub(super) struct Source {
+    data: *mut u8,
+    /// Elements from a row of a matrix to the next.
+    stride: usize,
+}
+
+impl Source {
+    /// A block in its workspace.
+    pub fn workspace(shared: &Shared, block: usize) -> Source {
+        Source::walked(shared, block, shared.work(block))
+    }
+
+    /// A block at `data`, as the walk through it has it.
+    pub fn walked(shared: &Shared, block: usize, data: *mut u8) -> Source {
+        Source { data, stride: shared.walks.blocks[block].stride }
+    }
+}
+
+/// The gradient in the caller's memory, if the statistics can be made from it there: our own products of small matrices
+/// have the same bits wherever their operands lie.
+fn where_it_lies<W: Real, S: Real>(shared: &Shared, rules: &Rules, block: usize) -> Option<Source> {
+    let plan = &shared.plan.blocks[block];
+    if W::DTYPE != S::DTYPE || plan.dims.len() != 2 {
+        return None;
+    }
+    let data = Gradient::new(shared, rules, block).lies::<S>()?;
+    let (rows, cols, stride) = (plan.dims[0], plan.dims[1], plan.strides[0]);
+    let source = Span2::row_major(data, rows, cols, stride);
+    let small = |x: Span2<S>| is_small(&Span2::square(x.data, x.rows), &x);
+    (small(source) && small(source.t())).then_some(Source { data: data.cast(), stride })
 }
 
 /// Brings the gradient into the workspace, in the precision of the statistics.
@@ -209,7 +249,7 @@ pub(super) fn statistic_tile<W: Real, S: Real>(
     decay: f64,
     gain: f64,
     tile: &Tile,
-    source: *mut u8,
+    source: Source,
 ) {
     let block = &shared.plan.blocks[tile.block];
     let factor = &shared.plan.factors[block.factors.start + tile.axis];
@@ -217,30 +257,32 @@ pub(super) fn statistic_tile<W: Real, S: Real>(
     let (start, width, n) = (tile.panel.start, tile.panel.len(), view.dim);
     let statistic: *mut S = shared.slot(factor.statistic);
     let target = Span2::square(statistic, n);
-    if decay != 1.0 {
-        let decay = S::of(decay);
-        for j in tile.panel.clone() {
-            // SAFETY: column j of the statistic belongs to this tile.
-            let column = unsafe { std::slice::from_raw_parts_mut(statistic.add(j * n), n) };
-            column.iter_mut().for_each(|x| *x *= decay);
-        }
-    }
-    let work: *mut S = source.cast();
-    let stride = shared.walks.blocks[tile.block].stride;
-    let gain = S::of(gain);
+    let work: *mut S = source.data.cast();
+    let (mut keep, gain) = (S::of(decay), S::of(gain));
     let below = n - tile.panel.end;
-    // SAFETY: the operands lie in the block's workspace, the target in the statistic's own columns.
-    let add = |x: Span2<S>| unsafe {
+    // SAFETY: the operands lie in the block's workspace or gradient, the target in the statistic's own columns.
+    let mut add = |x: Span2<S>| unsafe {
         // x is dim × depth; the tile is x[start.., :]·x[panel, :]ᵀ.
         let own = x.part(start, 0, width, x.cols);
-        multiply_lower(target.part(start, start, width, width), true, own, own.t(), gain);
+        let triangle = target.part(start, start, width, width);
+        let keep = std::mem::replace(&mut keep, S::of(1.0));
+        if below == 0 && is_small(&triangle, &own) {
+            return lower::multiply(triangle, keep, own, own.t(), gain);
+        }
+        if keep != S::of(1.0) {
+            for j in tile.panel.clone() {
+                let column = std::slice::from_raw_parts_mut(statistic.add(j * n), n);
+                column.iter_mut().for_each(|x| *x *= keep);
+            }
+        }
+        multiply_lower(triangle, true, own, own.t(), gain);
         if below > 0 {
             let rest = x.part(tile.panel.end, 0, below, x.cols);
             multiply(target.part(tile.panel.end, start, below, width), true, rest, own.t(), gain);
         }
     };
     // Only the rows of a matrix are padded.
-    let padded = |length: usize| if block.dims.len() == 2 { stride } else { length };
+    let padded = |length: usize| if block.dims.len() == 2 { source.stride } else { length };
     if view.inner == 1 {
         add(Span2::row_major(work, view.outer, n, padded(n)).t());
     } else {

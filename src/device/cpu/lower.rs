@@ -6,7 +6,7 @@
 
 use super::lanes::{LANES, Lanes};
 use super::product::Span2;
-use super::real::{Real, fused, vectorized};
+use super::real::{Real, fused, prefetch, vectorized};
 
 /// Largest side, and most terms of a sum.
 pub(super) const SIDE: usize = 128;
@@ -20,19 +20,13 @@ pub(super) fn takes<T: Real>(target: &Span2<T>, left: &Span2<T>) -> bool {
     small && wide && target.row == 1 && (left.row == 1 || left.col == 1)
 }
 
-/// The lower triangle of `target` (+)= `alpha`·`left`·`right`, for what [`takes`] is true of; parts of the upper triangle
-/// near the diagonal are written, too.
+/// The lower triangle of `target` = `keep`·`target` + `alpha`·`left`·`right`, for what [`takes`] is true of; parts of the
+/// upper triangle near the diagonal are written, too. With `keep` = 0 nothing of the target is read.
 ///
 /// # Safety
 /// All three are valid memory; `target` overlaps neither operand.
-pub(super) unsafe fn multiply<T: Real>(
-    target: Span2<T>,
-    add: bool,
-    left: Span2<T>,
-    right: Span2<T>,
-    alpha: T,
-) {
-    let product = Product { target, add, left, right, alpha };
+pub(super) unsafe fn multiply<T: Real>(target: Span2<T>, keep: T, left: Span2<T>, right: Span2<T>, alpha: T) {
+    let product = Product { target, keep, left, right, alpha };
     // SAFETY: the caller's contract; the wide instructions are there. A tile has twelve vectors of 32 bytes.
     unsafe {
         if size_of::<T>() == 4 {
@@ -51,7 +45,7 @@ pub(super) unsafe fn multiply<T: Real>(
 
 struct Product<T> {
     target: Span2<T>,
-    add: bool,
+    keep: T,
     left: Span2<T>,
     right: Span2<T>,
     alpha: T,
@@ -129,8 +123,15 @@ impl<T: Real> Product<T> {
     unsafe fn tile<L: Lanes<T>, const R: usize>(&self, first: *const T, step: usize, i: usize, j: usize) {
         let (right, target) = (self.right, self.target);
         let n = target.rows;
+        let replaces = self.keep == T::default();
         // SAFETY: the caller's contract.
         unsafe {
+            if !replaces {
+                // What is added to comes from memory while the sums are made.
+                for c in 0..COLUMNS.min(n - j) {
+                    prefetch(target.data.wrapping_add(i + (j + c) * target.col));
+                }
+            }
             let zero = L::splat(T::default());
             let (mut sums, mut rows) = ([[zero; R]; COLUMNS], [zero; R]);
             // Columns that the product does not have are computed like its last, and not written.
@@ -151,21 +152,21 @@ impl<T: Real> Product<T> {
                 }
                 left = left.wrapping_add(step);
             }
-            let alpha = L::splat(self.alpha);
+            let (alpha, keep) = (L::splat(self.alpha), L::splat(self.keep));
             for c in 0..COLUMNS.min(n - j) {
                 for r in 0..R {
                     let row = i + r * LANES;
                     let place = target.data.wrapping_add(row + (j + c) * target.col);
                     if row + LANES <= n {
                         let place = &mut *place.cast::<[T; LANES]>();
-                        let before = if self.add { L::load(place) } else { zero };
+                        let before = if replaces { zero } else { L::load(place).times(keep) };
                         sums[c][r].times_plus(alpha, before).store(place);
                         continue;
                     }
                     let mut numbers = [T::default(); LANES];
                     sums[c][r].times(alpha).store(&mut numbers);
                     for t in 0..n.saturating_sub(row) {
-                        let before = if self.add { place.add(t).read() } else { T::default() };
+                        let before = if replaces { T::default() } else { self.keep * place.add(t).read() };
                         place.add(t).write(before + numbers[t]);
                     }
                 }

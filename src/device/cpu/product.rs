@@ -137,6 +137,11 @@ const FEW_ROWS: usize = 16;
 /// A product of fewer terms is done in full: a panel would cost more to begin than to compute.
 const FEW_TERMS: usize = 16;
 
+/// Whether [`lower::multiply`] is the best for a lower triangle.
+pub fn is_small<T: Real>(target: &Span2<T>, left: &Span2<T>) -> bool {
+    target.rows > FEW_ROWS && left.cols >= FEW_TERMS && lower::takes(target, left)
+}
+
 /// The lower triangle of a symmetric `target` (+)= `alpha`·`left`·`right`. Parts of the upper triangle
 /// near the diagonal are written too; they are never read.
 ///
@@ -152,8 +157,8 @@ pub unsafe fn multiply_lower<T: Real>(
     let (n, k) = (target.rows, left.cols);
     // SAFETY: parts of valid matrices, disjoint in the target.
     unsafe {
-        if n > FEW_ROWS && k >= FEW_TERMS && lower::takes(&target, &left) {
-            return lower::multiply(target, add, left, right, alpha);
+        if is_small(&target, &left) {
+            return lower::multiply(target, T::of(if add { 1.0 } else { 0.0 }), left, right, alpha);
         }
         if n <= COLUMNS || (n <= DIAGONAL && k < FEW_TERMS) {
             return multiply(target, add, left, right, alpha);

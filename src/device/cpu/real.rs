@@ -223,6 +223,19 @@ pub fn sum_of_squares<W: Real>(values: &[W]) -> f64 {
     lanes.iter().map(|lane| lane.wide()).sum()
 }
 
+/// Says that the numbers at `place`, which may be anywhere, will be used soon.
+#[inline(always)]
+pub fn prefetch<T>(place: *const T) {
+    // SAFETY: a hint, which reads nothing.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(place.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = place;
+}
+
 /// Whether the CPU has what [`Real::Lanes`] need, in a body that runs [`vectorized`]: on x86-64, AVX2 and FMA.
 #[inline(always)]
 pub fn fused() -> bool {

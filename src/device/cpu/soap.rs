@@ -1,7 +1,7 @@
 //! SOAP's verbs: `apply` runs Adam in the basis, `sense` measures κ, `refresh` makes the first basis by an
 //! eigendecomposition and the later ones by a power iteration with QR.
 
-use super::accumulate::{plain_average, statistic_tile};
+use super::accumulate::{Source, plain_average, statistic_tile};
 use super::apply::{Pass, half, multiply_tile, write_no_update};
 use super::pool::Workers;
 use super::product::{Span2, mirror, multiply, multiply_lower};
@@ -123,7 +123,7 @@ impl Round<'_> {
         self.workers.run(tiles.len(), self.wave.parallel, &|task, _| {
             let tile = &tiles[task];
             if steps[tile.block].accumulates {
-                let source = shared.projected(tile.block);
+                let source = Source::walked(shared, tile.block, shared.projected(tile.block));
                 by_precision!(shared.param(tile.block), statistic_tile(shared, decay, gain, tile, source));
             }
         });
