@@ -151,8 +151,9 @@ class _Tensors:
             if view is None:
                 tensor.data = None
                 continue
-            form = (view.shape, view.dtype, view.device)
-            if self._written[place][0] == form:
+            form = view.form
+            written = self._written[place][0]
+            if written is form or written == form:
                 tensor.data = view.data
             else:
                 self._written[place] = (form, view.fill(tensor))

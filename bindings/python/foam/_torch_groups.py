@@ -10,7 +10,7 @@ import torch
 from ._handle import Handle, ParamSpec, defaults, option_text
 from .errors import InvalidArgumentError, ShapeMismatchError, UnsupportedError
 from ._torch_ranks import Part, is_dtensor, local, part_of
-from .tensors import Owner, View, view
+from .tensors import DTYPES, Owner, View, view
 
 __all__ = ["Native", "create", "gradient", "idle_switch", "plain_names", "refuse_unknown", "signature", "targets"]
 
@@ -59,6 +59,13 @@ class Native(NamedTuple):
     signature: Signature
     #: Bytes of its state before the first step.
     empty_size: int
+    #: The parameters as they were last seen; empty if that would keep more alive than the parameters themselves.
+    seen: Sequence[View]
+
+    def saw(self, group: Group, seen: Sequence[View]) -> Native:
+        """The same, after the group's parameters were seen."""
+        plain = all(target.keep is param for target, param in zip(seen, group["params"]))
+        return self._replace(seen=seen if plain else ())
 
 
 # ---- options
@@ -163,21 +170,60 @@ def _memory_order(tensor: torch.Tensor) -> Optional[List[int]]:
     return order if tensor.permute(order).is_contiguous() else None
 
 
-def targets(index: int, group: Group) -> List[View]:
-    """The group's parameters where they lie; the dimensions of one in channels_last are in the order of its memory."""
+def targets(index: int, group: Group, before: Sequence[View] = ()) -> Sequence[View]:
+    """The group's parameters where they lie; the dimensions of one in channels_last are in the order of its memory.
+    ``before`` are those of the last step, and what is returned if nothing has changed.
+    """
+    params = group["params"]
+    if len(before) == len(params) and all(map(_is_still, before, params)):
+        return before
     seen = []
-    for place, (name, param) in enumerate(zip(_names(index, group), group["params"])):
+    for place, (name, param) in enumerate(zip(_names(index, group), params)):
         param = local(param)
         order = _memory_order(param)
         seen.append(view(param if order is None else param.detach().permute(order), Owner(name, place)))
     return seen
 
 
-def gradient(param: torch.Tensor, target: View, owner: Owner) -> Optional[View]:
+#: Of each served type its name.
+_NAMES = {getattr(torch, name): name for name in DTYPES}
+
+
+def _is_still(seen: View, tensor: torch.Tensor) -> bool:
+    """Whether :func:`view` would find what it found before. To look at all anew takes ten times as long."""
+    return (
+        seen.keep is tensor
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and tensor.data_ptr() == seen.data
+        and tensor.shape == seen.shape
+        and _NAMES.get(tensor.dtype) == seen.dtype
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+    )
+
+
+def gradient(param: torch.Tensor, target: View, name: str, place: int) -> Optional[View]:
     """A parameter's gradient in the layout of its target; None if there is none."""
     grad = param.grad
     if grad is None:
         return None
+    if (
+        type(grad) is torch.Tensor
+        and target.keep is param
+        and param.is_cpu
+        and grad.is_cpu
+        and grad.layout is torch.strided
+        and grad.dtype is param.dtype
+        and grad.shape == target.shape
+        and grad.is_contiguous()
+        and not grad.is_neg()
+    ):
+        # Nothing that could be refused.
+        address = grad.data_ptr()
+        if address:
+            return target.like(address, grad)
+    owner = Owner(name, place, is_gradient=True)
     if grad.shape != param.shape:
         owner.refuse(ShapeMismatchError, f"shape {tuple(grad.shape)}: expected {tuple(param.shape)}, the parameter's")
     if is_dtensor(param):
@@ -201,11 +247,14 @@ def gradient(param: torch.Tensor, target: View, owner: Owner) -> Optional[View]:
 # ---- native optimizers
 
 
-def signature(group: Group, seen: Sequence[View]) -> Signature:
-    """What the group's native optimizer depends on now."""
-    tensors = tuple((target.shape, target.dtype, target.device) for target in seen)
+def signature(group: Group, seen: Sequence[View], native: Optional[Native] = None) -> Signature:
+    """What the group's native optimizer depends on now; ``native`` is the one that it has."""
     grafting_only = bool(group.get("grafting_only"))
-    parts = tuple(part_of(param, f"param_{place}") for place, param in enumerate(group["params"]))
+    if native is not None and seen is native.seen:
+        tensors, parts = native.signature.tensors, native.signature.parts
+    else:
+        tensors = tuple(target.form for target in seen)
+        parts = tuple(part_of(param, f"param_{place}") for place, param in enumerate(group["params"]))
     return Signature(group.get("preset"), grafting_only, tuple(sorted(options_of(group).items())), tensors, parts)
 
 
@@ -228,7 +277,7 @@ def create(index: int, group: Group, seen: Sequence[View], comm: Optional[Any] =
         shape = target.shape if part.shard is None else part.shape
         specs.append(ParamSpec(name, shape, target.dtype, grafting_only=wanted.grafting_only, shard=part.shard))
     handle = Handle(specs, wanted.preset, options, comm)
-    return Native(handle, wanted, handle.state_size())
+    return Native(handle, wanted, handle.state_size(), ()).saw(group, seen)
 
 
 def difference(old: Native, new: Native) -> str:

@@ -26,7 +26,7 @@ class Work(NamedTuple):
 
     handle: Handle
     params: List[torch.Tensor]
-    targets: List[View]
+    targets: Sequence[View]
     grads: List[Optional[View]]
     lr: float
 
@@ -48,10 +48,9 @@ def step_together(works: Sequence[Work], grad_scale: float) -> None:
             if _step(cluster, grad_scale):
                 return
         for work in works:
-            for param, grad in zip(work.params, work.grads):
-                # Other ranks may have had a gradient where this one holds nothing.
-                if shared or grad is not None:
-                    written(local(param))
+            # Other ranks may have had a gradient where this one holds nothing.
+            changed = [p for p, grad in zip(work.params, work.grads) if shared or grad is not None]
+            written(map(local, changed) if shared else changed)
 
 
 def _clusters(works: Sequence[Work]) -> List[List[Work]]:

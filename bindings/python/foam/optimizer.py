@@ -164,7 +164,7 @@ class Optimizer:
             if not skipped:
                 for array, source in zip(arrays, sources):
                     if source is not None:
-                        written(array)
+                        written([array])
         return skipped
 
     def synchronize(self) -> None:

@@ -12,7 +12,7 @@ import ctypes
 import functools
 import math
 import sys
-from typing import Any, List, NamedTuple, NoReturn, Optional, Tuple, Type
+from typing import Any, Iterable, List, NamedTuple, NoReturn, Optional, Tuple, Type
 
 from . import _structs
 from ._dlpack import borrow
@@ -57,7 +57,7 @@ class Owner(NamedTuple):
 class View:
     """Where an array lies, and what keeps it there."""
 
-    __slots__ = ("data", "device", "dtype", "shape", "stream", "keep")
+    __slots__ = ("data", "device", "dtype", "form", "shape", "stream", "keep")
 
     def __init__(
         self,
@@ -79,6 +79,15 @@ class View:
         self.stream = stream
         #: Objects that must live as long as the view.
         self.keep = keep
+        #: All but the address.
+        self.form = (shape, dtype, device)
+
+    def like(self, data: int, keep: Any) -> View:
+        """A view of the same form elsewhere."""
+        made = View.__new__(View)
+        made.data, made.keep, made.form = data, keep, self.form
+        made.device, made.dtype, made.shape, made.stream = self.device, self.dtype, self.shape, self.stream
+        return made
 
     def fill(self, tensor: _structs.Tensor) -> Any:
         """Writes the view into a ``foam_tensor``; the view, and what is returned, must outlive it."""
@@ -143,14 +152,19 @@ def _seen(array: Any, owner: Owner, stream: Optional[int]) -> View:
     return _from_buffer(array, owner)
 
 
-def written(array: Any) -> None:
-    """Tells autograd that a tensor's memory changed, so that a backward pass through its old values is refused."""
+def written(arrays: Iterable[Any]) -> None:
+    """Tells autograd that tensors' memory changed, so that a backward pass through their old values is refused."""
     torch = sys.modules.get("torch")
-    if torch is None or not isinstance(array, torch.Tensor) or array.is_inference():
+    increment = getattr(torch.autograd.graph, "increment_version", None) if torch is not None else None
+    if increment is None:
         return
-    increment = getattr(torch.autograd.graph, "increment_version", None)
-    if increment is not None:
-        increment(array)
+    changed = [array for array in arrays if isinstance(array, torch.Tensor) and not array.is_inference()]
+    try:
+        increment(changed)
+    except (TypeError, AttributeError):
+        # Releases that take one tensor at a time.
+        for tensor in changed:
+            increment(tensor)
 
 
 def _from_torch(torch: Any, tensor: Any, owner: Owner) -> View:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -41,7 +41,7 @@ from ._torch_state import STATE, get_state, padded_state, put_state
 from ._torch_step import Work, step_together
 from ._diagnosis import merged
 from .errors import BadCheckpointError, InvalidArgumentError, PoisonedError
-from .tensors import Owner, View
+from .tensors import View
 
 __all__ = ["FOAM", "param_groups"]
 
@@ -146,7 +146,7 @@ class FOAM(torch.optim.Optimizer):
             raise
         self._mark_state(param_group)
 
-    def _create(self, index: int, group: Dict[str, Any], seen: List[View]) -> Native:
+    def _create(self, index: int, group: Dict[str, Any], seen: Sequence[View]) -> Native:
         """A native optimizer for a group, whose work is shared by the ranks of its mesh, or of the process group."""
         return create(index, group, seen, self._comm(group))
 
@@ -174,10 +174,10 @@ class FOAM(torch.optim.Optimizer):
         for param in group["params"]:
             self.state[param].setdefault("step", torch.tensor(0.0))
 
-    def _native(self, index: int, seen: List[View]) -> Handle:
+    def _native(self, index: int, seen: Sequence[View]) -> Handle:
         """The group's native optimizer, made anew with its state if options or tensors are others than before."""
         group, native = self.param_groups[index], self._natives[index]
-        if native.signature != signature(group, seen):
+        if native.signature != signature(group, seen, native):
             fresh = self._create(index, group, seen)
             counts = native.handle.stats()
             if counts["steps"] or counts["skipped_steps"]:
@@ -193,6 +193,8 @@ class FOAM(torch.optim.Optimizer):
             native.handle.close()
         else:
             self._changes[index] = 0
+            if seen is not native.seen:
+                self._natives[index] = native.saw(group, seen)
         return self._natives[index].handle
 
     def _remark_change(self, index: int, old: Native, new: Native) -> None:
@@ -236,12 +238,12 @@ class FOAM(torch.optim.Optimizer):
         group = self.param_groups[index]
         merge_betas(group)
         lr = rate_of(index, group)
-        seen = targets(index, group)
+        seen = targets(index, group, self._natives[index].seen)
         handle = self._native(index, seen)
         if handle.poisoned:
             raise PoisonedError(f"param_groups[{index}]: an internal error left it unusable; load a checkpoint")
         grads = [
-            gradient(param, target, Owner(name, place, is_gradient=True))
+            gradient(param, target, name, place)
             for place, (param, target, name) in enumerate(zip(group["params"], seen, handle.names))
         ]
         return Work(handle, group["params"], seen, grads, lr)
