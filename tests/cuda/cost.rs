@@ -512,6 +512,9 @@ fn costs_of_soap(specs: &[Spec], options: &str) -> [Cost; 3] {
 
 #[test]
 fn a_step_of_soap_costs_the_same_for_one_block_and_for_thirty() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated_with(&["eager"], &[], || {
         println!(
             "| SOAP, 16 x 12 blocks | form | step | kernels | cuBLAS | cuSOLVER | host waits | allocations | copies |"

@@ -118,6 +118,9 @@ fn the_naive_optimizer_agrees() {
 
 #[test]
 fn a_basis_is_of_the_statistic_of_its_request_and_is_taken_when_its_time_has_come() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated_with(&["eager", "deferred"], &EXACT, || {
         for (delay, period) in [(1, 4), (3, 4), (4, 4), (5, 4), (9, 4), (2, 1), (1, 1)] {
             let options = format!("policy=stale check_period={period} device=cuda:0");
@@ -268,6 +271,9 @@ fn options_that_change_while_a_refresh_is_under_way_hold_when_it_is_taken() {
 /// Steps that the device refuses on its own, before, at and after requests and takings, do not count.
 #[test]
 fn a_skipped_step_leaves_no_trace() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated(|| {
         for delay in [1, 2, 4, 7] {
             let options = format!("nonfinite=skip policy=stale refresh_delay={delay}");
