@@ -155,19 +155,26 @@ proptest! {
     fn blocks_evolve_as_parameters_of_their_own(
         rows in 5..14usize, cols in 5..14usize, seed: u64,
         grafting in prop::sample::select(vec!["none", "sgd", "adam"]), normalized_grafting: bool, momentum: bool,
+        even: bool,
     ) {
-        let limit = 4;
+        // Even pieces are multiples of 16 where the limit allows it: 24 is 16 + 8 there, and 20 + 4 else.
+        let (limit, rows, cols) = if even { (20, 4 * rows, 4 * cols) } else { (4, rows, cols) };
+        let side = |length: usize| match even {
+            true => limit.min(length.div_ceil(length.div_ceil(limit)).next_multiple_of(16)),
+            false => limit,
+        };
+        let (tall, wide) = (side(rows), side(cols));
         let options = format!(
-            "max_factor_dim={limit} merge_dims=false check_period=3 beta2=0.9 tau=0.3 epsilon=1e-5 epsilon_max=1e-2 \
+            "max_factor_dim={limit} even_blocks={even} merge_dims=false check_period=3 beta2=0.9 tau=0.3 epsilon=1e-5 epsilon_max=1e-2 \
              grafting={grafting} normalized_grafting={normalized_grafting} momentum={}",
             if momentum { 0.9 } else { 0.0 }
         );
         let mut random = Random::new(seed);
         let corners: Vec<_> =
-            (0..rows).step_by(limit).flat_map(|i| (0..cols).step_by(limit).map(move |j| (i, j))).collect();
+            (0..rows).step_by(tall).flat_map(|i| (0..cols).step_by(wide).map(move |j| (i, j))).collect();
         let pieces = |whole: &Array2<f64>| -> Vec<Tensor> {
             let piece = |(i, j): &(usize, usize)| {
-                let (i_end, j_end) = ((i + limit).min(rows), (j + limit).min(cols));
+                let (i_end, j_end) = ((i + tall).min(rows), (j + wide).min(cols));
                 tensor(&whole.slice(ndarray::s![*i..i_end, *j..j_end]).to_owned())
             };
             corners.iter().map(piece).collect()
