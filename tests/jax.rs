@@ -35,8 +35,14 @@ files! {
 
 /// An example that trains for a minute, traces that other languages have shown to be met, and what is compiled in many
 /// ways.
-const LONG: &[&str] =
-    &["test_examples.py", "test_golden.py", "test_leaves.py", "test_compose.py", "test_sharding.py"];
+const LONG: &[&str] = &[
+    "test_examples.py",
+    "test_golden.py",
+    "test_in_place.py",
+    "test_leaves.py",
+    "test_compose.py",
+    "test_sharding.py",
+];
 
 /// What the older releases are held to: all that depends on JAX itself.
 const CORE: &[&str] = &["test_handlers.py", "test_step.py", "test_in_place.py", "test_sharding.py"];

@@ -143,6 +143,9 @@ fn pkg_config_links_programs_that_hold_the_library() {
 
 #[test]
 fn uninstalling_leaves_nothing_behind_and_everything_else() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     on_the_prefix("uninstall");
 }
 
@@ -163,6 +166,9 @@ fn the_wheel_is_what_its_metadata_says() {
 
 #[test]
 fn the_wheel_is_reproducible() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     run("wheel_reproducible", &[]);
 }
 

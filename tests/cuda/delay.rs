@@ -100,6 +100,9 @@ fn every_policy_agrees_with_the_cpu() {
 
 #[test]
 fn the_naive_optimizer_agrees() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated(|| {
         for policy in ["foam", "foam_fixed_epsilon", "stale"] {
             for refresh_delay in [1, 3, 4, 10] {
@@ -388,6 +391,9 @@ fn plain_steps_between_request_and_taking_may_be_replayed() {
 
 #[test]
 fn the_handlers_do_what_a_handle_does() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated_with(&["eager", "deferred"], &EXACT, || {
         for policy in ["stale refresh_delay=2", "sandwich refresh_delay=4", "foam refresh_delay=1"] {
             race(&format!("policy={policy}"), &[6, 5], 3, 18);
@@ -421,6 +427,9 @@ fn costs(groups: &[Vec<Spec>]) -> [Cost; 5] {
 
 #[test]
 fn a_delayed_refresh_costs_the_same_for_one_block_and_for_ten() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated_with(&["eager"], &[], || {
         println!();
         for groups in [1, 3] {

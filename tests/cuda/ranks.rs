@@ -33,6 +33,9 @@ fn alone(params: &[P]) -> (Vec<Vec<u8>>, Vec<u8>) {
 /// ranks have other numbers of factors than one process, and the two routines do not round alike.
 #[test]
 fn ranks_on_a_device_give_the_bits_of_one_process() {
+    if !tier::runs(Need::Long) {
+        return;
+    }
     simulated_with(&["eager", "deferred"], &[("CUDASIM_EVD_NOISE", "0")], || runs_agree(true));
 }
 
