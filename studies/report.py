@@ -182,17 +182,20 @@ def losers(found: Dict[str, Dict[str, Cell]]) -> List[str]:
 
 
 def verbs(found: Dict[str, Dict[str, Cell]]) -> List[str]:
-    """Seconds of a run by verb."""
+    """Seconds of a run by verb. The library measures verbs by the clock, and a run may have shared its core or have been
+    paused: the medians over the seeds are scaled to the optimizer's seconds of the processor.
+    """
     names = ("accumulate", "sense", "refresh", "redamp", "apply")
     out = ["### Where the time goes", ""]
-    out += ["Seconds of one run, mean over the seeds; `model` is everything but the optimizer.", ""]
+    out += ["CPU seconds of one run, median over the seeds; `model` is everything but the optimizer.", ""]
     out.append("| task | method | model | optimizer | " + " | ".join(names) + " |")
     out.append("| --- |" + " --- |" * (len(names) + 3))
     for task, by_method in found.items():
         for method, cell in by_method.items():
-            own, whole = mean(cell.column("seconds_optimizer")), mean(cell.column("seconds"))
+            own, whole = median(cell.column("seconds_optimizer")), median(cell.column("seconds"))
             parts = [cell.column(f"seconds_{name}") for name in names]
-            line = [f"{mean(part):.2f}" if part else "" for part in parts]
+            measured = sum(median(part) for part in parts if part)
+            line = [f"{median(part) * own / measured:.2f}" if part and measured else "" for part in parts]
             out.append(f"| {task} | `{method}` | {whole - own:.2f} | {own:.2f} | " + " | ".join(line) + " |")
     return out
 
@@ -311,9 +314,10 @@ def draw_curves(rows: Sequence[Row], folder: Path) -> None:
     for axis in list(axes.flat)[len(found) :]:
         axis.axis("off")
     handles = [plt.Line2D([], [], color=colour[name], ls=style(name)) for name in names]
-    below = -(-len(names) // 5)
+    columns = 5 if across > 1 else 3
+    below = -(-len(names) // columns)
     figure.tight_layout(rect=(0, 0.02 + 0.25 * below / (3.4 * down + 0.9), 1, 1))
-    figure.legend(handles, names, loc="lower center", ncol=5, frameon=False, fontsize=8)
+    figure.legend(handles, names, loc="lower center", ncol=columns, frameon=False, fontsize=8)
     figure.savefig(folder / "curves.png", dpi=110)
     plt.close(figure)
 
