@@ -14,7 +14,8 @@ built-in set: gpt2-small, gpt2-block, 7b (a decoder of 32 layers with embedding 
   costs on the simulator; that stacks of more than 256 MB are worked on in slices, each with the launches of one; and
   that the squares of long sides are multiplied in pieces. These are added, too. Without the simulator the counts are
   left out.
-- Flops and bytes are worked out from the plan of blocks (foam.plan), verb by verb, as src/device/gpu does them.
+- Flops and bytes are worked out from the plan of blocks (foam.plan), verb by verb, as src/device/gpu does them. Long
+  dimensions are cut in full (even_blocks = false) whatever the preset, so that small parameters can stand in for them.
 - Milliseconds are the larger of the device's time and of the host's launches. The device's time is the sum over all
   pieces of work of max(flops / (efficiency * TF/s), bytes / (0.85 * TB/s)); kernels with one thread block per factor
   get the share of the bandwidth that their multiprocessors have. Efficiency is an assumption.
@@ -676,7 +677,9 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--json", action="store_true", help="the same as JSON")
     chosen = parser.parse_args(arguments)
     try:
-        options: Dict[str, Any] = dict(_pair(setting, "KEY=VALUE") for setting in chosen.set)
+        options: Dict[str, Any] = {"even_blocks": "false", **dict(_pair(setting, "KEY=VALUE") for setting in chosen.set)}
+        if options["even_blocks"] != "false":
+            raise ValueError("even_blocks: expected false, the small parameters of the simulator are cut in full")
         devices, beside = _devices(chosen), measured(chosen.measured)
         plans = {name: structure(shapes, chosen.preset, options) for name, shapes in _sets(chosen.shapes).items()}
         simulates = Simulator.is_there()

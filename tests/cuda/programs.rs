@@ -138,6 +138,9 @@ fn the_cost_model_says_that_it_is_one() {
     for words in ["on A100", "on H100", "measured ms", "XsyevBatched", "plain, tf32"] {
         assert!(printed.contains(words), "no '{words}' in\n{printed}");
     }
+    // The preset cuts evenly, the model in full.
+    let printed = python(&["examples/cuda/model.py", "w=2304x768", "--preset", "default", "--gpu", "a100"]);
+    assert!(printed.contains("1 of side 256"), "{printed}");
 }
 
 /// The measurements of the first run on a GPU, on the simulator: every part runs, and the report says what it is.
