@@ -162,9 +162,7 @@ class Optimizer:
         with hearing():
             skipped = self._handle.step(targets, sources, lr, float(grad_scale), stream)
             if not skipped:
-                for array, source in zip(arrays, sources):
-                    if source is not None:
-                        written([array])
+                written(array for array, source in zip(arrays, sources) if source is not None)
         return skipped
 
     def synchronize(self) -> None:
