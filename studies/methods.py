@@ -33,6 +33,8 @@ class Method(NamedTuple):
     #: The adaptive method whose number of refreshes this control has, and the schedule that it has them on.
     as_many_as: Optional[str] = None
     schedule: Optional[str] = None
+    #: Run on every task; else on those of `tasks.CONTROLS`, unless tasks are asked for by name.
+    everywhere: bool = True
     #: About how much longer a run is than AdamW's.
     cost: float = 2.0
 
@@ -51,11 +53,25 @@ def _adamw(model: nn.Module, lr: float) -> Sequence[torch.optim.Optimizer]:
     return [torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)]
 
 
+def _orthogonal(update: torch.Tensor, coefficients: Sequence[float], steps: int, eps: float) -> torch.Tensor:
+    """Muon's iteration X ← aX + (bS + cS²)X with S = XXᵀ, in single precision: torch's works in bf16, for which CPUs
+    without such products need twenty times as long.
+    """
+    a, b, c = coefficients
+    wide = update.T if update.shape[0] > update.shape[1] else update
+    x = wide / wide.norm().clamp(min=eps)
+    for _ in range(steps):
+        s = x @ x.T
+        x = a * x + (b * s + c * s @ s) @ x
+    return x.T if update.shape[0] > update.shape[1] else x
+
+
 def _muon(model: nn.Module, lr: float) -> Sequence[torch.optim.Optimizer]:
-    """torch's own Muon for the matrices inside; AdamW for embeddings, the last layer, vectors and kernels."""
+    """torch's own Muon, in f32, for the matrices inside; AdamW for embeddings, the last layer, vectors and kernels."""
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
     inside = [module.weight for module in linear[:-1]]
     chosen = {id(param) for param in inside}
+    torch.optim._muon._zeropower_via_newtonschulz = _orthogonal
     rest = [param for param in model.parameters() if id(param) not in chosen]
     return [
         torch.optim.Muon(inside, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
@@ -121,44 +137,52 @@ SOAP_AUTHORS = {"preset": "soap", "soap_form": "exact", "refresh_schedule": "fix
 
 METHODS: Dict[str, Method] = {
     "adamw": Method("AdamW (torch)", make=_adamw, cost=1.0),
-    "muon": Method("Muon (torch) and AdamW", make=_muon, cost=1.5),
+    "muon": Method("Muon (torch, in f32) and AdamW", make=_muon, cost=1.5),
     "sandwich": Method("the default preset", {}),
     "stale": Method("Shampoo, refreshed every 10 steps", {"policy": "stale"}, cost=3.0),
     "foam": Method("FOAM as in the paper", {"preset": "reference"}, by_model=False, cost=2.5),
-    "foam_relative": Method("FOAM's rule, other options as the default preset", {"policy": "foam"}),
+    "foam_relative": Method("FOAM's rule, other options as the default preset", {"policy": "foam"}, everywhere=False),
     "certified": Method("the certified rule of theorem 1", {"policy": "foam_certified"}),
-    "fixed_epsilon": Method("the proxy alone: no correction, ε fixed", {"policy": "foam_fixed_epsilon"}),
+    "fixed_epsilon": Method("the proxy alone: no correction, ε fixed", {"policy": "foam_fixed_epsilon"}, everywhere=False),
     "diagonal_residual": Method("the off-diagonal residual", {"policy": "diagonal_residual"}),
     "sandwich_ungrafted": Method(
-        "the default preset, p = 4, no grafting", NO_GRAFTING, centre=1e-2, by_model=False, cost=2.5
+        "the default preset, p = 4, no grafting", NO_GRAFTING, centre=1e-2, by_model=False, cost=2.5,
+        everywhere=False,
     ),
     "stale_ungrafted": Method(
-        "Shampoo, p = 4, no grafting", {"policy": "stale", **NO_GRAFTING}, centre=1e-2, by_model=False, cost=3.5
+        "Shampoo, p = 4, no grafting", {"policy": "stale", **NO_GRAFTING}, centre=1e-2, by_model=False, cost=3.5,
+        everywhere=False,
     ),
     "stale_uniform": Method(
-        "stale at equal distances", {"policy": "stale"}, as_many_as="sandwich", schedule="uniform"
+        "stale at equal distances", {"policy": "stale"}, as_many_as="sandwich", schedule="uniform",
+        everywhere=False,
     ),
     "stale_front": Method(
-        "stale, front-loaded", {"policy": "stale"}, as_many_as="sandwich", schedule="front_loaded"
+        "stale, front-loaded", {"policy": "stale"}, as_many_as="sandwich", schedule="front_loaded",
+        everywhere=False,
     ),
     "stale_geometric": Method(
-        "stale, geometric", {"policy": "stale"}, as_many_as="sandwich", schedule="geometric"
+        "stale, geometric", {"policy": "stale"}, as_many_as="sandwich", schedule="geometric",
+        everywhere=False,
     ),
     "stale_front_corrected": Method(
         "stale, front-loaded, spectra corrected every 10 steps",
         {"policy": "stale", "correction_period": 10},
         as_many_as="sandwich",
         schedule="front_loaded",
+        everywhere=False,
     ),
     "stale_geometric_corrected": Method(
         "stale, geometric, spectra corrected every 10 steps",
         {"policy": "stale", "correction_period": 10},
         as_many_as="sandwich",
         schedule="geometric",
+        everywhere=False,
     ),
     "sandwich_geometric": Method(
         "refreshed at geometric times, the bound between them",
         {"refresh_schedule": "geometric", "refresh_growth": 1.5, "correction_period": 10},
+        everywhere=False,
     ),
     "soap_exact": Method("SOAP as its authors have it (ours)", SOAP_AUTHORS, by_model=False),
     "soap_fast": Method("SOAP in the basis, front-loaded (the preset)", {"preset": "soap"}, by_model=False),
@@ -168,10 +192,12 @@ METHODS: Dict[str, Method] = {
         by_model=False,
     ),
     "soap_front": Method(
-        "SOAP, front-loaded", {"preset": "soap"}, by_model=False, as_many_as="soap_kappa", schedule="front_loaded"
+        "SOAP, front-loaded", {"preset": "soap"}, by_model=False, as_many_as="soap_kappa", schedule="front_loaded",
+        everywhere=False,
     ),
     "soap_geometric": Method(
-        "SOAP, geometric", {"preset": "soap"}, by_model=False, as_many_as="soap_kappa", schedule="geometric"
+        "SOAP, geometric", {"preset": "soap"}, by_model=False, as_many_as="soap_kappa", schedule="geometric",
+        everywhere=False,
     ),
     "soap_authors": Method("SOAP, the authors' file", make=_soap_authors, cost=2.5),
 }
@@ -186,43 +212,45 @@ def known() -> List[str]:
 
 
 def ablations() -> Dict[str, Dict[str, Method]]:
-    """For each option its variants by name; the first is what the default preset has."""
-    given = foam.defaults()
-
-    def variants(option: str, values: Sequence[Any], **also: Any) -> Dict[str, Method]:
-        default = given[option]
-        named = {}
-        for value in values:
-            text = str(value).lower() if isinstance(value, bool) else str(value)
-            same = text == default or _equal(text, default)
-            named[f"{option}={text}"] = Method(
-                f"{option} = {text}" + (" (default)" if same else ""), {option: value, **also}, cost=2.5
-            )
-        return named
-
-    return {
-        "max_factor_dim": variants("max_factor_dim", [64, 128, 256, 512, 1024]),
-        "tau": variants("tau", [0.1, 0.25, 0.5, 0.75, 1.0]),
-        "check_period": variants("check_period", [2, 5, 10, 20, 50]),
-        "epsilon": variants("epsilon", [1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 1e-2]),
-        "root": variants("root", [2, 4]),
-        "grafting": variants("grafting", ["adam", "rmsprop", "sgd"]),
-        "precondition_1d": {
-            name: method._replace(by_model=False)
-            for name, method in variants("precondition_1d", [False, True]).items()
-        },
-        "statistic_dtype": variants("statistic_dtype", ["f32", "f64"]),
-        "policy": variants(
-            "policy", ["sandwich", "foam_certified", "foam_fixed_epsilon", "foam", "diagonal_residual", "stale"]
-        ),
+    """For each option its variants by name, in order. The one that the default preset has is called `default` in all of
+    them, and run once.
+    """
+    values: Dict[str, Sequence[Any]] = {
+        "max_factor_dim": [64, 128, 256, 512, 1024],
+        "tau": [0.1, 0.25, 0.5, 0.75, 1.0],
+        "check_period": [2, 5, 10, 20, 50],
+        "epsilon": [1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 1e-2],
+        "root": [2, 4],
+        "grafting": ["adam", "rmsprop", "sgd"],
+        "statistic_dtype": ["f32", "f64"],
+        "policy": ["sandwich", "foam_certified", "foam_fixed_epsilon", "foam", "diagonal_residual", "stale"],
     }
+    given = {**foam.defaults(), "statistic_dtype": "f32"}
+    default = {
+        option: value for option, some in values.items() for value in some if _equal(str(value), given[option])
+    }
+    named: Dict[str, Dict[str, Method]] = {}
+    for option, some in values.items():
+        named[option] = {
+            "default" if value == default.get(option) else f"{option}={value}": Method(
+                f"{option} = {value}", default if value == default.get(option) else {option: value}, cost=2.5
+            )
+            for value in some
+        }
+    named["precondition_1d"] = {
+        f"precondition_1d={text}": Method(
+            f"precondition_1d = {text}, no parameter left out", {"precondition_1d": text == "true"}, by_model=False
+        )
+        for text in ("false", "true")
+    }
+    return named
 
 
 def _equal(a: str, b: str) -> bool:
     try:
         return float(a) == float(b)
     except ValueError:
-        return False
+        return a == b
 
 
 def find(name: str) -> Method:

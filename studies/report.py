@@ -204,16 +204,29 @@ def verbs(found: Dict[str, Dict[str, Cell]]) -> List[str]:
 
 
 def ablation(rows: Sequence[Row]) -> Dict[str, Dict[str, Dict[str, List[Row]]]]:
-    """By option, variant and task: the seeds at the best learning rate."""
+    """By option, variant and task: the seeds at the best learning rate. The runs with nothing changed stand for the
+    default of every option that was changed in others.
+    """
     runs: Dict[Tuple[str, str], Dict[str, List[Row]]] = {}
     for row in rows:
         if row["stage"] == "ablation":
-            runs.setdefault((row["method"], row["task"]), {}).setdefault(row["trial"], []).append(row)
+            same = row["method"] == "default"
+            for variant in row["options"].split() if same else [row["method"]]:
+                runs.setdefault((variant + " (default)" * same, row["task"]), {}).setdefault(row["trial"], []).append(row)
     found: Dict[str, Dict[str, Dict[str, List[Row]]]] = {}
-    for (variant, task), trials in runs.items():
+    for (variant, task), trials in sorted(runs.items(), key=lambda pair: in_order(pair[0][0])):
         best = min(trials.values(), key=lambda some: mean([float(row["final_loss"]) for row in some]))
         found.setdefault(variant.split("=")[0], {}).setdefault(variant, {})[task] = best
-    return found
+    return {option: variants for option, variants in found.items() if len(variants) > 1}
+
+
+def in_order(variant: str) -> Tuple[str, float, str]:
+    """By option; numbers by size, words with the default first."""
+    option, _, value = variant.partition("=")
+    try:
+        return option, float(value.replace(" (default)", "")), ""
+    except ValueError:
+        return option, 0.0, "" if "(default)" in value else value
 
 
 def ablations(rows: Sequence[Row]) -> str:
@@ -366,7 +379,7 @@ def draw_ablations(rows: Sequence[Row], folder: Path) -> None:
     figure, axes = plt.subplots(down, across, figsize=(4.4 * across, 3.1 * down), squeeze=False)
     names = list(dict.fromkeys(row["task"] for row in rows))
     for axis, (option, variants) in zip(axes.flat, found.items()):
-        labels = [variant.split("=")[1] for variant in variants]
+        labels = [variant.split("=")[1].replace(" (default)", "*") for variant in variants]
         for task in names:
             losses = [[float(r["final_loss"]) for r in by_task.get(task, [])] for by_task in variants.values()]
             known = [mean(some) for some in losses if some]
@@ -376,7 +389,7 @@ def draw_ablations(rows: Sequence[Row], folder: Path) -> None:
                 bars = [interval(some) / least if some else 0.0 for some in losses]
                 axis.errorbar(range(len(labels)), y, yerr=bars, marker="o", ms=4, lw=1.2, capsize=2, label=task)
         axis.set_xticks(range(len(labels)), labels, rotation=25 if max(map(len, labels)) > 6 else 0, fontsize=8)
-        axis.set(title=option, ylabel="loss / the best here")
+        axis.set(title=f"{option} (*: the default)", ylabel="loss / the best here")
         axis.spines[["top", "right"]].set_visible(False)
     for axis in list(axes.flat)[len(found) :]:
         axis.axis("off")

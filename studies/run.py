@@ -121,12 +121,22 @@ class Study:
 
     def __init__(self, names: Sequence[str], ways: Sequence[str], seeds: int, trials: Sequence[int], scale: float):
         self.names, self.ways, self.seeds, self.trials, self.scale = names, ways, seeds, trials, scale
+        #: Where methods are run that are not run everywhere.
+        self.controls = list(names)
+
+    def pairs(self) -> Iterator[Tuple[str, str]]:
+        """Task and method, in the order in which they are run: what is run everywhere first."""
+        everywhere = [method for method in self.ways if methods.find(method).everywhere]
+        for task in self.names:
+            yield from ((task, method) for method in everywhere)
+        for task in self.names:
+            if task in self.controls:
+                yield from ((task, method) for method in self.ways if method not in everywhere)
 
     def count(self) -> Iterator[Tuple[str, str, int]]:
         """Task, method and number of runs, of everything."""
-        for task in self.names:
-            for method in self.ways:
-                yield task, method, len(self.trials) + self.seeds
+        for task, method in self.pairs():
+            yield task, method, len(self.trials) + self.seeds
 
     def extra(self, rows: Sequence[Row], task: str, method: str) -> Optional[Dict[str, Any]]:
         """Options that follow from the tuning of another method; None while that is not known."""
@@ -145,22 +155,19 @@ class Study:
     def ready(self, rows: Sequence[Row]) -> List[Dict]:
         """The jobs that can be run now, in order; those that depend on others follow once these are there."""
         found: List[Dict] = []
-        for task in self.names:
-            for method in self.ways:
-                extra = self.extra(rows, task, method)
-                if extra is None:
-                    continue
-                tune = [job("tune", task, method, t, TUNING_SEED, self.scale, "valid", extra) for t in self.trials]
-                found += tune
-                done = {key_of(row) for row in rows}
-                if all(key_of(one) in done for one in tune):
-                    chosen = best(rows, "tune", task, method)
-                    if chosen is not None:
-                        trial = int(chosen["trial"])
-                        found += [
-                            job("final", task, method, trial, seed, self.scale, "test", extra)
-                            for seed in range(self.seeds)
-                        ]
+        done = {key_of(row) for row in rows}
+        for task, method in self.pairs():
+            extra = self.extra(rows, task, method)
+            if extra is None:
+                continue
+            tune = [job("tune", task, method, t, TUNING_SEED, self.scale, "valid", extra) for t in self.trials]
+            found += tune
+            chosen = best(rows, "tune", task, method) if all(key_of(one) in done for one in tune) else None
+            if chosen is not None:
+                trial = int(chosen["trial"])
+                found += [
+                    job("final", task, method, trial, seed, self.scale, "test", extra) for seed in range(self.seeds)
+                ]
         return found
 
 
@@ -168,15 +175,13 @@ class Ablations(Study):
     """The default preset with one option changed: all learning rates and seeds on validation data."""
 
     def count(self) -> Iterator[Tuple[str, str, int]]:
-        for task in self.names:
-            for method in self.ways:
-                yield task, method, len(self.trials) * self.seeds
+        for task, method in self.pairs():
+            yield task, method, len(self.trials) * self.seeds
 
     def ready(self, rows: Sequence[Row]) -> List[Dict]:
         return [
             job("ablation", task, method, trial, seed, self.scale, "valid", {})
-            for task in self.names
-            for method in self.ways
+            for task, method in self.pairs()
             for trial in self.trials
             for seed in range(self.seeds)
         ]
@@ -256,8 +261,8 @@ def run(study: Study, table: Table, jobs: int, limit: Optional[int]) -> None:
 
 def wanted_done(study: Study, table: Table) -> List[Row]:
     ours = {"ablation"} if isinstance(study, Ablations) else {"tune", "final"}
-    chosen = (set(study.names), set(study.ways))
-    return [r for r in table.rows if r["stage"] in ours and r["task"] in chosen[0] and r["method"] in chosen[1]]
+    pairs = set(study.pairs())
+    return [r for r in table.rows if r["stage"] in ours and (r["task"], r["method"]) in pairs]
 
 
 def refuse_others(study: Study, table: Table) -> None:
@@ -340,14 +345,17 @@ def study_of(given: argparse.Namespace) -> Study:
         for name in (given.methods or ",".join(knobs)).split(","):
             asked += list(knobs[name]) if name in knobs else chosen(name, known, "option")
         names = chosen(given.tasks, list(tasks.KINDS), "task") if given.tasks else tasks.ABLATION
-        return Ablations(names, asked, given.seeds or 2, middle(given.trials or 3), given.scale)
+        return Ablations(names, list(dict.fromkeys(asked)), given.seeds or 2, middle(given.trials or 3), given.scale)
     names = chosen(given.tasks, list(tasks.KINDS), "task") if given.tasks else tasks.HEADLINE
     ways = chosen(given.methods, methods.known(), "method")
     for method in ways:
         needed = methods.find(method).as_many_as
         if needed is not None and needed not in ways:
             raise SystemExit(f"method '{method}' has as many refreshes as '{needed}': expected it among --methods")
-    return Study(names, ways, given.seeds or 5, middle(given.trials or 5), given.scale)
+    study = Study(names, ways, given.seeds or 5, middle(given.trials or 5), given.scale)
+    if given.tasks is None:
+        study.controls = tasks.CONTROLS
+    return study
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
