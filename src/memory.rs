@@ -12,6 +12,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Alignment of every buffer: a cache line, and the widest vector register.
 pub const ALIGNMENT: usize = 64;
 
+/// The size and alignment of a huge page. Steps walk through all of a state: with pages of 4 KB they spend several
+/// percent of their time on translating addresses.
+const HUGE_PAGE: usize = 2 << 20;
+
 /// Gives `size` bytes aligned to `alignment`, or NULL.
 pub type AllocateFn = unsafe extern "C" fn(user: *mut c_void, size: usize, alignment: usize) -> *mut c_void;
 /// Takes them back.
@@ -60,9 +64,23 @@ impl Arena {
         let size = bytes.max(ALIGNMENT);
         let data = match source {
             Allocator::System => {
-                let layout = Layout::from_size_align(size, ALIGNMENT).map_err(|_| refused())?;
-                // SAFETY: the layout's size is not zero.
-                unsafe { alloc_zeroed(layout) }
+                let layout = system_layout(size).ok_or_else(refused)?;
+                // SAFETY: the layout's size is not zero; the memory is this arena's.
+                unsafe {
+                    if layout.align() < HUGE_PAGE {
+                        alloc_zeroed(layout)
+                    } else {
+                        let data = alloc(layout);
+                        if !data.is_null() {
+                            // Asked for before the first write, which chooses the pages. A system that refuses gives
+                            // small ones.
+                            #[cfg(target_os = "linux")]
+                            libc::madvise(data.cast(), size / HUGE_PAGE * HUGE_PAGE, libc::MADV_HUGEPAGE);
+                            data.write_bytes(0, size);
+                        }
+                        data
+                    }
+                }
             }
             Allocator::Callbacks { allocate, user, .. } => {
                 // SAFETY: the caller promised a working callback.
@@ -99,9 +117,9 @@ impl Drop for Arena {
     fn drop(&mut self) {
         match self.source {
             Allocator::System => {
-                // SAFETY: allocated with the same layout, which was valid then.
-                unsafe {
-                    dealloc(self.data.as_ptr(), Layout::from_size_align_unchecked(self.bytes, ALIGNMENT))
+                if let Some(layout) = system_layout(self.bytes) {
+                    // SAFETY: allocated with the same layout.
+                    unsafe { dealloc(self.data.as_ptr(), layout) }
                 }
             }
             Allocator::Callbacks { deallocate, user, .. } => {
@@ -110,6 +128,12 @@ impl Drop for Arena {
             }
         }
     }
+}
+
+/// How the system is asked for an arena of `size` bytes.
+fn system_layout(size: usize) -> Option<Layout> {
+    let alignment = if size >= 2 * HUGE_PAGE { HUGE_PAGE } else { ALIGNMENT };
+    Layout::from_size_align(size, alignment).ok()
 }
 
 /// A [`Kind::OutOfMemory`] error for a request of `bytes`.

@@ -1,5 +1,7 @@
 """PyTorch tensors are used where they lie, and those that cannot be are refused by name."""
 
+import weakref
+
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -8,6 +10,7 @@ import torch
 
 import foam
 from foam.tensors import view
+from foam.torch import FOAM
 from test_tensors import (
     DTYPE,
     NOT_CONTIGUOUS,
@@ -112,3 +115,81 @@ WITHOUT_MEMORY = {
 @pytest.mark.parametrize("kind", WITHOUT_MEMORY)
 def test_a_gradient_without_memory_is_refused_instead_of_taking_no_part(kind):
     refused_without_memory(WITHOUT_MEMORY[kind])
+
+
+# ---- from step to step: tensors that did not change are looked at all together
+
+
+def trained(*params):
+    """An optimizer after some steps on gradients that are made anew each time."""
+    optimizer = FOAM(params, lr=0.05)
+    for _ in range(3):
+        for param in params:
+            param.grad = param.detach() * 0.5
+        optimizer.step()
+    return optimizer
+
+
+def test_gradients_are_not_kept_after_a_step():
+    params = [torch.nn.Parameter(torch.ones(4, 3)), torch.nn.Parameter(torch.ones(5))]
+    optimizer = trained(*params)
+    kept = [weakref.ref(param.grad) for param in params]
+    optimizer.zero_grad(set_to_none=True)
+    assert [grad() for grad in kept] == [None, None]
+
+
+def test_some_gradients_may_be_missing_in_some_steps():
+    params = [torch.nn.Parameter(torch.ones(*shape)) for shape in ((4, 3), (5,), (2, 2))]
+    optimizer = trained(*params)
+    for absent in (1, 0, 2):
+        before = [param.detach().clone() for param in params]
+        for place, param in enumerate(params):
+            param.grad = None if place == absent else torch.ones_like(param)
+        optimizer.step()
+        same = [torch.equal(param, old) for param, old in zip(params, before)]
+        assert same == [place == absent for place in range(3)]
+
+
+CHANGES = {
+    "negated": (lambda old: old._neg_view(), "lazily negated"),
+    "reshaped": (lambda old: old.view(2, 8), r"from float32 \[4, 4\] to float32 \[2, 8\]"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_parameter_that_changed_at_the_same_address_is_noticed(change):
+    make, message = CHANGES[change]
+    param = torch.nn.Parameter(torch.ones(4, 4))
+    optimizer = trained(param)
+    param.grad, param.data = None, make(param.data)
+    before = param.detach().clone()
+    param.grad = torch.ones_like(before)
+    with pytest.raises(foam.FoamError, match=message):
+        optimizer.step()
+    assert torch.equal(param, before)
+
+
+FORMS = {
+    "transposed": lambda gradient: gradient.t().contiguous().t(),
+    "of a subclass": lambda gradient: torch.nn.Buffer(gradient.clone()),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_gradient_in_another_form_gives_the_same_step(form):
+    plain, other = (torch.nn.Parameter(torch.arange(12.0).view(4, 3)) for _ in range(2))
+    first, second = trained(plain), trained(other)
+    plain.grad = torch.linspace(-1, 1, 12).view(4, 3)
+    other.grad = FORMS[form](plain.grad)
+    first.step(), second.step()
+    assert torch.equal(plain, other)
+
+
+def test_a_negated_gradient_is_refused_after_plain_ones():
+    param = torch.nn.Parameter(torch.ones(4, 3))
+    optimizer = trained(param)
+    param.grad = torch.ones(4, 3)._neg_view()
+    before = param.detach().clone()
+    with pytest.raises(foam.UnsupportedError, match="gradient of parameter .*lazily negated"):
+        optimizer.step()
+    assert torch.equal(param, before)

@@ -144,9 +144,14 @@ class _Tensors:
         self._places = list(self.array)
         #: What was last written to each place, and the sizes that it points to.
         self._written: List[Tuple[Any, Any]] = [(None, None)] * len(self._places)
+        #: The tuple of views that was written last.
+        self._last: Optional[Tuple[Optional[View], ...]] = None
 
     def fill(self, views: Sequence[Optional[View]]) -> None:
-        """Writes views, which must outlive their use; None takes no part."""
+        """Writes views, which must outlive their use; None takes no part. A tuple is kept, and its views do not change."""
+        if views is self._last:
+            return
+        self._last = views if isinstance(views, tuple) else None
         for place, (tensor, view) in enumerate(zip(self._places, views)):
             if view is None:
                 tensor.data = None

@@ -28,6 +28,8 @@ class Work(NamedTuple):
     params: List[torch.Tensor]
     targets: Sequence[View]
     grads: List[Optional[View]]
+    #: What the gradients lie in.
+    kept: Sequence[Any]
     lr: float
 
 

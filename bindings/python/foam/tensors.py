@@ -158,7 +158,9 @@ def written(arrays: Iterable[Any]) -> None:
     increment = getattr(torch.autograd.graph, "increment_version", None) if torch is not None else None
     if increment is None:
         return
-    changed = [array for array in arrays if isinstance(array, torch.Tensor) and not array.is_inference()]
+    changed = [array for array in arrays if isinstance(array, torch.Tensor)]
+    if any(map(torch.Tensor.is_inference, changed)):
+        changed = [tensor for tensor in changed if not tensor.is_inference()]
     try:
         increment(changed)
     except (TypeError, AttributeError):

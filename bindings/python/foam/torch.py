@@ -17,7 +17,7 @@ from ._torch_groups import (
     Native,
     create,
     difference,
-    gradient,
+    gradients,
     idle_switch,
     merge_betas,
     rate_of,
@@ -174,7 +174,7 @@ class FOAM(torch.optim.Optimizer):
         for param in group["params"]:
             self.state[param].setdefault("step", torch.tensor(0.0))
 
-    def _native(self, index: int, seen: Sequence[View]) -> Handle:
+    def _native(self, index: int, seen: Sequence[View]) -> Native:
         """The group's native optimizer, made anew with its state if options or tensors are others than before."""
         group, native = self.param_groups[index], self._natives[index]
         if native.signature != signature(group, seen, native):
@@ -195,7 +195,7 @@ class FOAM(torch.optim.Optimizer):
             self._changes[index] = 0
             if seen is not native.seen:
                 self._natives[index] = native.saw(group, seen)
-        return self._natives[index].handle
+        return self._natives[index]
 
     def _remark_change(self, index: int, old: Native, new: Native) -> None:
         self._changes[index] = self._changes.get(index, 0) + 1
@@ -238,15 +238,13 @@ class FOAM(torch.optim.Optimizer):
         group = self.param_groups[index]
         merge_betas(group)
         lr = rate_of(index, group)
-        seen = targets(index, group, self._natives[index].seen)
-        handle = self._native(index, seen)
-        if handle.poisoned:
+        seen = targets(index, group, self._natives[index])
+        native = self._native(index, seen)
+        if native.handle.poisoned:
             raise PoisonedError(f"param_groups[{index}]: an internal error left it unusable; load a checkpoint")
-        grads = [
-            gradient(param, target, name, place)
-            for place, (param, target, name) in enumerate(zip(group["params"], seen, handle.names))
-        ]
-        return Work(handle, group["params"], seen, grads, lr)
+        params = group["params"]
+        there = [param.grad for param in params]
+        return Work(native.handle, params, seen, gradients(params, there, native, seen), there, lr)
 
     # ---- state
 
