@@ -53,6 +53,8 @@ fn works() -> Vec<Work> {
         Work { threads: &[1], ..Work::new("S5", "many small: 200 of 64x64, 100 of 64", small) },
         Work { threads: &[2], ..Work::new("S6", "ViT-S/16, 12 blocks", model(384)) },
         Work { threads: &[2], ..Work::new("S7", "GPT-2 small, 12 blocks", model(768)) },
+        // Next to no products: what a block costs beside them.
+        Work { threads: &[1], ..Work::new("S8", "4,096 vectors of 4", vec![vec![4]; 4096]) },
     ]
 }
 
