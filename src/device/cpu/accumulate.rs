@@ -271,7 +271,7 @@ pub(super) fn statistic_tile<W: Real, S: Real>(
         }
         if keep != S::of(1.0) {
             for j in tile.panel.clone() {
-                let column = std::slice::from_raw_parts_mut(statistic.add(j * n), n);
+                let column = std::slice::from_raw_parts_mut(statistic.add(j * n + j), n - j);
                 column.iter_mut().for_each(|x| *x *= keep);
             }
         }
