@@ -5,7 +5,8 @@
 //! factor. Beside it, in the same run and interleaved with it, the bare faer products of the same
 //! flops as the plain step. Then, for one matrix at one thread, what a check costs: sensing alone, sensing with a
 //! bound that takes a Cholesky factorization, with the sandwich bound, a refresh by an eigendecomposition, one by QR
-//! steps (`-- cost` for these alone, `-- cost 64` for one side). Then the latency of steps with refreshes at the check and delayed ones (`-- delay`).
+//! steps (`-- cost` for these alone, `-- cost 64` for one side). Then plain steps with shared squares beside steps with a
+//! square each (`-- squares`). Then the latency of steps with refreshes at the check and delayed ones (`-- delay`).
 //! Read the ratios: machines are noisy, ratios within one run are less so. One thread
 //! is measured in processor time.
 
@@ -385,6 +386,48 @@ fn delays() {
     [128, 256, 512].into_iter().for_each(measure_delay);
 }
 
+/// Plain steps of two optimizers in turn, one of which keeps statistics and inverse roots in squares of their own.
+fn measure_squares(n: usize, threads: usize) {
+    let count = (512 / n).pow(2).max(1);
+    let work = Work::new("", "", vec![vec![n, n]; count]);
+    let plain = Config { start_step: 1, check_period: 1_000_000, ..Config::reference() };
+    let mut runs = [true, false]
+        .map(|share_squares| Run::new(&work, threads, Config { share_squares, ..plain.clone() }));
+    let [shared, own] = runs.each_mut().map(|run| {
+        let numbers: usize = run.weights.iter().map(Vec::len).sum();
+        run.stats().memory.state_host as f64 / numbers as f64
+    });
+    let mut times = [Vec::new(), Vec::new()];
+    let rounds = if n > 512 { 40 } else { 100 };
+    for round in 0..rounds {
+        // The first to work finds other things in the cache than the second.
+        for place in [round % 2, 1 - round % 2] {
+            let spent = runs[place].step();
+            if round > 1 {
+                times[place].push(spent);
+            }
+        }
+    }
+    let least = times.each_ref().map(|times| times.iter().copied().fold(f64::INFINITY, f64::min));
+    let [middle, middle_own] = times.map(median);
+    println!(
+        "{n:<5} {threads:>7} {count:>7}  {middle:>9.3} {middle_own:>9.3} {:>6.3} {:>6.3}  {shared:>7.1} {own:>7.1}",
+        middle / middle_own,
+        least[0] / least[1],
+    );
+}
+
+fn squares(sides: &[usize]) {
+    println!(
+        "\nf32, n x n matrices, plain steps with shared squares and with a square each, in turn; milliseconds"
+    );
+    println!("                         median of a step:     ratio of:  bytes per parameter:");
+    println!("side  threads  blocks     shared      each median  least   shared    each");
+    for n in sides {
+        [1, 2].into_iter().for_each(|threads| measure_squares(*n, threads));
+    }
+}
+
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     println!("{}", foam::build_info());
@@ -408,9 +451,13 @@ fn main() {
             measure(work, *threads);
         }
     }
+    let sides: Vec<usize> = wanted.iter().filter_map(|side| side.parse().ok()).collect();
+    let sides = if sides.is_empty() { &[64, 128, 256, 512, 1024] } else { &sides[..] };
     if wanted.is_empty() || wanted.iter().any(|name| name == "cost") {
-        let sides: Vec<usize> = wanted.iter().filter_map(|side| side.parse().ok()).collect();
-        checks(if sides.is_empty() { &[64, 128, 256, 512, 1024] } else { &sides });
+        checks(sides);
+    }
+    if wanted.is_empty() || wanted.iter().any(|name| name == "squares") {
+        squares(sides);
     }
     if wanted.is_empty() || wanted.iter().any(|name| name == "delay") {
         delays();

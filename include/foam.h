@@ -506,6 +506,13 @@ typedef struct foam_config {
      * so many steps later; until then the stale one serves. Shampoo with eigendecompositions.
      */
     int64_t refresh_delay;
+    /**
+     * On the CPU, keep the statistic and the inverse root of a side of 128 or more in one square (1), or in a square each
+     * (0). The numbers are the same, and so are checkpoints; a plain step takes a few percent longer.
+     */
+    int32_t share_squares;
+    /** 0. */
+    int32_t reserved_2;
 } foam_config;
 
 /**
@@ -982,7 +989,10 @@ typedef struct foam_stack {
  */
 #define FOAM_STACK_RECORD 1
 
-/** Statistics of an axis; the lower triangle of their transpose counts. */
+/**
+ * Statistics of an axis; the lower triangle of their transpose counts. The rest may hold inverse roots, see
+ * `FOAM_STACK_ROOT_DIAGONAL`.
+ */
 #define FOAM_STACK_STATISTIC 2
 
 /** Bases of an axis, one eigenvector per row. */
@@ -1014,6 +1024,12 @@ typedef struct foam_stack {
 
 /** Statistics of an axis as they were when a refresh that is under way was asked for (`refresh_delay` > 0). */
 #define FOAM_STACK_PENDING_STATISTIC 12
+
+/**
+ * Diagonals of an axis' inverse roots (`share_squares` = 1): the numbers below the diagonal lie in the statistics'
+ * squares, where those count that the statistics do not use.
+ */
+#define FOAM_STACK_ROOT_DIAGONAL 13
 
 /** One state buffer of a stack, as `foam_stack_layout` describes it: row-major and contiguous. */
 typedef struct foam_stack_buffer {
@@ -1784,8 +1800,9 @@ void *foam_xla_accumulate(void *call_frame);
 /**
  * `foam_stack_check` as an XLA FFI handler, as `foam_xla_accumulate`. Operands: info, clock, record,
  * statistic_*, basis_*, spectrum_*, inverse_root_*. Results: record, basis_*, spectrum_*, inverse_root_*,
- * info, workspace. SOAP, and `keep_inverse_root` = 0, have other ports (`foam_stack_ports` lists them); SOAP is checked
- * after `foam_xla_apply`.
+ * info, workspace. SOAP, `keep_inverse_root` = 0, and an axis whose squares are shared (`share_squares`: statistic_* is a
+ * result, too, and root_diagonal_* stands for inverse_root_*) have other ports; `foam_stack_ports` lists them. SOAP is
+ * checked after `foam_xla_apply`.
  *
  * Contract: `call_frame` is a call frame of XLA's.
  */
@@ -1794,7 +1811,7 @@ void *foam_xla_check(void *call_frame);
 /**
  * `foam_stack_apply` as an XLA FFI handler, as `foam_xla_accumulate`. Operands: grads, params (with_params
  * = 1), info, clock, inverse_root_*, filter, moment, momentum. Results: update, filter, moment, momentum,
- * info, workspace.
+ * info, workspace. Other ports as with `foam_xla_check`.
  *
  * Contract: `call_frame` is a call frame of XLA's.
  */

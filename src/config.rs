@@ -127,6 +127,8 @@ pub struct Config {
     pub refresh_delay: i64,
     /// A dimension that is cut has pieces of about one size; else all but the last have `max_factor_dim`.
     pub even_blocks: bool,
+    /// On the CPU, statistic and inverse root of a large side share one square.
+    pub share_squares: bool,
 }
 
 /// The bound falls as 1/k with the k-th QR step: below this an eigendecomposition is cheaper.
@@ -223,6 +225,7 @@ impl Config {
             matmul_precision: MatmulPrecision::F32,
             refresh_delay: 0,
             even_blocks: false,
+            share_squares: true,
         }
     }
 

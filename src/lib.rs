@@ -53,6 +53,7 @@
 //! | refresh | EVD | a new basis and spectrum (SOAP: a power iteration with QR) |
 //! | schedule | | at which steps factors are checked |
 //! | kappa | κ | how far a statistic is from diagonal in SOAP's basis, see `preconditioner::soap` |
+//! | shared square | | one that holds a statistic and an inverse root, a triangle each, see `device::cpu::square` |
 //! | form | | where SOAP keeps its statistics: in the parameter's axes (exact) or in the basis |
 
 #![deny(missing_docs)]

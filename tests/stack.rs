@@ -145,6 +145,13 @@ impl Race {
                             same(&format!("stack0/axis{axis}/counters"), &record[96..]);
                         }
                     }
+                    (_, Some(("root_diagonal", axis))) => {
+                        let (root, statistic) = apart(stack.part(&format!("statistic_{axis}"), block), own);
+                        same(&format!("stack0/axis{axis}/inverse_root"), &root);
+                        same(&format!("stack0/axis{axis}/statistic"), &statistic);
+                    }
+                    (_, Some(("statistic", axis)))
+                        if stack.names.contains(&format!("root_diagonal_{axis}")) => {}
                     (_, Some((kind, axis))) => same(&format!("stack0/axis{axis}/{kind}"), own),
                     (kind, None) => same(&format!("stack0/{kind}"), own),
                 }
@@ -155,6 +162,25 @@ impl Race {
     fn run(mut self, steps: usize) {
         (1..=steps).for_each(|t| self.step(t));
     }
+}
+
+/// The inverse root and the statistic of a square that they share, as a checkpoint has them.
+fn apart(square: &[u8], diagonal: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    let size = diagonal.len() * diagonal.len() / square.len();
+    let n = diagonal.len() / size;
+    let (mut root, mut statistic) = (square.to_vec(), square.to_vec());
+    for place in 0..n * n {
+        let (row, column) = (place % n, place / n);
+        let number = match row.cmp(&column) {
+            std::cmp::Ordering::Equal => &diagonal[row * size..][..size],
+            _ => &square[(row.min(column) + row.max(column) * n) * size..][..size],
+        };
+        root[place * size..][..size].copy_from_slice(number);
+        if row < column {
+            statistic[place * size..][..size].fill(0);
+        }
+    }
+    (root, statistic)
 }
 
 fn joined(tensors: &[Tensor]) -> Vec<u8> {
@@ -249,6 +275,24 @@ fn a_stacks_own_options_have_the_bits_of_a_handle() {
     Race::new("reference", &format!("{DAMPED} weight_decay=0.1"), shape).run(30);
     let shape = Shape { grafting_only: true, ..Shape::new(&[5, 6], 4, Dtype::Bf16) };
     Race::new("reference", DAMPED, shape).run(30);
+}
+
+#[test]
+fn shared_squares_have_the_bits_of_a_handle() {
+    for (dims, dtype, options) in [
+        (&[130i64, 12][..], Dtype::F32, "policy=sandwich"),
+        (&[5, 128], Dtype::F64, "policy=foam"),
+        (&[140, 129], Dtype::Bf16, "policy=stale refresh_delay=2"),
+        (&[3, 130, 2], Dtype::F32, "policy=foam share_squares=false"),
+        (&[130], Dtype::F32, "policy=foam"),
+    ] {
+        for out_of_place in [false, true] {
+            let options = format!("{options} {DAMPED}");
+            let mut race = Race::new("reference", &options, Shape::new(dims, 2, dtype));
+            race.stack.out_of_place = out_of_place;
+            race.run(10);
+        }
+    }
 }
 
 /// Blocks of several chunks and panels, with padded rows, and more threads than blocks.

@@ -8,5 +8,6 @@ mod support;
 mod checkpoint;
 mod fuzz;
 mod resume;
+mod squares;
 mod stack;
 mod xla;

@@ -190,7 +190,8 @@ def scratch(side: int) -> int:
 def structure(shapes: Shapes, preset: Optional[str], options: Mapping[str, Any]) -> Structure:
     """The stacks and groups of a plan, and its parameters as they are after merging axes."""
     specs = [ParamSpec(name, shape, "float32") for name, shape in shapes]
-    found = plan_blocks(specs, preset, options)
+    # On CUDA every matrix has a square of its own.
+    found = plan_blocks(specs, preset, {**options, "share_squares": "false"})
     count: Counter = Counter()
     first: Dict[int, Any] = {}
     merged: Dict[int, ParamSpec] = {}

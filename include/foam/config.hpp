@@ -191,6 +191,8 @@ template <class Self> class Options : public ConfigBase {
     FOAM_HPP_NUMBER(int64_t, refresh_delay)
     /** Cut a dimension larger than max_factor_dim into pieces of about one size, not into full ones and a rest. */
     FOAM_HPP_SWITCH(even_blocks)
+    /** On the CPU, keep the statistic and the inverse root of a large side in one square, not in a square each. */
+    FOAM_HPP_SWITCH(share_squares)
 #undef FOAM_HPP_NUMBER
 #undef FOAM_HPP_SWITCH
 #undef FOAM_HPP_CHOICE

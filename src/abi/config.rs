@@ -269,6 +269,11 @@ pub struct foam_config {
     /// If > 0, a basis that a check asks for is decomposed in the background, from the statistic as it is then, and taken
     /// so many steps later; until then the stale one serves. Shampoo with eigendecompositions.
     pub refresh_delay: i64,
+    /// On the CPU, keep the statistic and the inverse root of a side of 128 or more in one square (1), or in a square each
+    /// (0). The numbers are the same, and so are checkpoints; a plain step takes a few percent longer.
+    pub share_squares: i32,
+    /// 0.
+    pub reserved_2: i32,
 }
 
 // SAFETY: plain data, first field `struct_size`, every bit pattern valid.
@@ -340,7 +345,9 @@ unsafe impl AbiStruct for foam_config {
         qr_track,
         matmul_precision,
         even_blocks,
-        refresh_delay
+        refresh_delay,
+        share_squares,
+        reserved_2
     });
 
     fn defaults() -> Self {
@@ -416,6 +423,8 @@ fn from_config(config: &Config) -> foam_config {
         matmul_precision: config.matmul_precision.number(),
         refresh_delay: config.refresh_delay,
         even_blocks: config.even_blocks.into(),
+        share_squares: config.share_squares.into(),
+        reserved_2: 0,
     }
 }
 
@@ -436,8 +445,8 @@ fn switch(key: &str, number: i32) -> Result<bool> {
 
 /// The configuration that the struct describes; ranges are not checked here.
 pub(super) fn to_config(raw: &foam_config) -> Result<Config> {
-    if raw.flags != 0 || raw.reserved != 0 {
-        return Err(Error::invalid("config.flags and config.reserved must be 0"));
+    if raw.flags != 0 || raw.reserved != 0 || raw.reserved_2 != 0 {
+        return Err(Error::invalid("config.flags, config.reserved and config.reserved_2 must be 0"));
     }
     Ok(Config {
         policy: choice("policy", raw.policy)?,
@@ -496,6 +505,7 @@ pub(super) fn to_config(raw: &foam_config) -> Result<Config> {
         matmul_precision: choice("matmul_precision", raw.matmul_precision)?,
         refresh_delay: raw.refresh_delay,
         even_blocks: switch("even_blocks", raw.even_blocks)?,
+        share_squares: switch("share_squares", raw.share_squares)?,
     })
 }
 

@@ -90,7 +90,8 @@ pub const FOAM_STACK_CLOCK: i32 = 0;
 /// fallback_stale, bound_exceeded, bound_average, bound_spectral, bound_sandwich, qr_steps, qr_refreshes,
 /// qr_fallbacks, qr_tracked, recent_refreshes, pending_since, delayed_checks), as in `foam_factor_info`.
 pub const FOAM_STACK_RECORD: i32 = 1;
-/// Statistics of an axis; the lower triangle of their transpose counts.
+/// Statistics of an axis; the lower triangle of their transpose counts. The rest may hold inverse roots, see
+/// `FOAM_STACK_ROOT_DIAGONAL`.
 pub const FOAM_STACK_STATISTIC: i32 = 2;
 /// Bases of an axis, one eigenvector per row.
 pub const FOAM_STACK_BASIS: i32 = 3;
@@ -112,6 +113,9 @@ pub const FOAM_STACK_ROTATED_STATISTIC: i32 = 10;
 pub const FOAM_STACK_ROOT_SPECTRUM: i32 = 11;
 /// Statistics of an axis as they were when a refresh that is under way was asked for (`refresh_delay` > 0).
 pub const FOAM_STACK_PENDING_STATISTIC: i32 = 12;
+/// Diagonals of an axis' inverse roots (`share_squares` = 1): the numbers below the diagonal lie in the statistics'
+/// squares, where those count that the statistics do not use.
+pub const FOAM_STACK_ROOT_DIAGONAL: i32 = 13;
 
 /// One state buffer of a stack, as `foam_stack_layout` describes it: row-major and contiguous.
 #[repr(C)]
@@ -343,6 +347,7 @@ fn describe(array: &Array, count: usize) -> Result<foam_stack_buffer> {
         Content::Slot(SlotKind::Spectrum, _) => FOAM_STACK_SPECTRUM,
         Content::Slot(SlotKind::InverseRoot, _) => FOAM_STACK_INVERSE_ROOT,
         Content::Slot(SlotKind::RootSpectrum, _) => FOAM_STACK_ROOT_SPECTRUM,
+        Content::Slot(SlotKind::RootDiagonal, _) => FOAM_STACK_ROOT_DIAGONAL,
         Content::Slot(SlotKind::FreshSpectrum, _) => FOAM_STACK_FRESH_SPECTRUM,
         Content::Slot(SlotKind::PendingStatistic, _) => FOAM_STACK_PENDING_STATISTIC,
         Content::Slot(SlotKind::Filter, _) => FOAM_STACK_FILTER,

@@ -33,8 +33,9 @@ pub unsafe extern "C" fn foam_xla_accumulate(call_frame: *mut c_void) -> *mut c_
 
 /// `foam_stack_check` as an XLA FFI handler, as `foam_xla_accumulate`. Operands: info, clock, record,
 /// statistic_*, basis_*, spectrum_*, inverse_root_*. Results: record, basis_*, spectrum_*, inverse_root_*,
-/// info, workspace. SOAP, and `keep_inverse_root` = 0, have other ports (`foam_stack_ports` lists them); SOAP is checked
-/// after `foam_xla_apply`.
+/// info, workspace. SOAP, `keep_inverse_root` = 0, and an axis whose squares are shared (`share_squares`: statistic_* is a
+/// result, too, and root_diagonal_* stands for inverse_root_*) have other ports; `foam_stack_ports` lists them. SOAP is
+/// checked after `foam_xla_apply`.
 ///
 /// # Safety
 /// `call_frame` is a call frame of XLA's.
@@ -46,7 +47,7 @@ pub unsafe extern "C" fn foam_xla_check(call_frame: *mut c_void) -> *mut c_void 
 
 /// `foam_stack_apply` as an XLA FFI handler, as `foam_xla_accumulate`. Operands: grads, params (with_params
 /// = 1), info, clock, inverse_root_*, filter, moment, momentum. Results: update, filter, moment, momentum,
-/// info, workspace.
+/// info, workspace. Other ports as with `foam_xla_check`.
 ///
 /// # Safety
 /// `call_frame` is a call frame of XLA's.

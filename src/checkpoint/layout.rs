@@ -79,7 +79,13 @@ impl Layout {
         slots.extend(0..plan.slots.len());
         slots.sort_unstable_by_key(|id| {
             let slot = &plan.slots[*id];
-            (plan.blocks[slot.block].param, stack[slot.block], slot.axis, slot.kind.name(), slot.block)
+            (
+                plan.blocks[slot.block].param,
+                stack[slot.block],
+                slot.axis,
+                slot.kind.saved().name(),
+                slot.block,
+            )
         });
         let mut factors = reserved(plan.factors.len(), what)?;
         factors.extend(0..plan.factors.len());
@@ -107,10 +113,10 @@ impl Layout {
                 param: plan.blocks[slot.block].param,
                 stack: stack[slot.block],
                 axis: slot.axis,
-                content: Content::Slots(slot.kind.name()),
+                content: Content::Slots(slot.kind.saved().name()),
                 dtype: dtype(slot.precision),
                 items: at..at + 1,
-                item: slot.bytes(),
+                item: slot.saved_bytes(),
             })?;
         }
         for (content, dtype, item) in [
@@ -140,9 +146,7 @@ impl Layout {
             Content::ClockStep | Content::ClockWeight => {}
             Content::Gauges => each(Gauges::FIELDS.len()),
             Content::Counters => each(Counters::FIELDS.len()),
-            Content::Slots(_) => {
-                plan.slots[self.slots[tensor.items.start]].dims.iter().for_each(|size| each(*size))
-            }
+            Content::Slots(_) => plan.slots[self.slots[tensor.items.start]].saved_dims().for_each(each),
         }
     }
 }

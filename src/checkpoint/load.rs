@@ -32,14 +32,14 @@ pub struct Found {
 pub fn load(optimizer: &mut Optimizer, source: &mut dyn Source) -> Result<()> {
     let checked = check(optimizer, source);
     let (found, steps, skipped) = optimizer.together(checked, "the checkpoint")?;
-    let largest = optimizer.plan().slots.iter().map(|slot| slot.bytes()).max().unwrap_or(0);
+    let largest = optimizer.plan().slots.iter().map(|slot| slot.saved_bytes()).max().unwrap_or(0);
     let mut buffer = reserved(largest, "reading the checkpoint")?;
     optimizer.restore(found.clocks, found.records, steps, skipped)?;
     for (at, slot) in found.slots {
         // The parts of other ranks are theirs to read.
         let Some(slot) = optimizer.own_slot(slot) else { continue };
         buffer.clear();
-        buffer.resize(optimizer.plan().slots[slot].bytes(), 0);
+        buffer.resize(optimizer.plan().slots[slot].saved_bytes(), 0);
         let written = source.read_at(at, &mut buffer).and_then(|()| optimizer.write_slot(slot, &buffer));
         written.map_err(|error| optimizer.abandon(error))?;
     }

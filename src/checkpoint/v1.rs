@@ -79,9 +79,13 @@ pub fn find(
         index.find(&name, dtype, shape).map(|entry| entry.bytes.start)
     };
     let mut slots = reserved(plan.slots.len(), "reading the checkpoint")?;
+    let order = plan.slots.iter().map(|slot| slot.saved_dims().count()).max().unwrap_or(0);
+    let mut dims = reserved(order, "reading the checkpoint")?;
     for (id, slot) in plan.slots.iter().enumerate() {
-        let (block, kind) = (Block(plan, slot.block), slot.kind.name());
-        let (dtype, dims) = (dtype(slot.precision), &slot.dims);
+        let (block, kind) = (Block(plan, slot.block), slot.kind.saved().name());
+        dims.clear();
+        dims.extend(slot.saved_dims());
+        let (dtype, dims) = (dtype(slot.precision), &dims);
         let at = match slot.axis {
             Some(axis) => place(format_args!("{block}/axis{axis}/{kind}"), dtype, dims)?,
             None => place(format_args!("{block}/{kind}"), dtype, dims)?,
@@ -115,14 +119,14 @@ pub fn find(
     }
     check_count(header, tensors(plan))?;
     slots.sort_unstable();
-    let largest = plan.slots.iter().map(|slot| slot.bytes()).max().unwrap_or(0);
+    let largest = plan.slots.iter().map(|slot| slot.saved_bytes()).max().unwrap_or(0);
     let mut buffer = reserved(largest, "reading the checkpoint")?;
     for (at, id) in &slots {
         let slot = &plan.slots[*id];
-        buffer.resize(slot.bytes(), 0);
+        buffer.resize(slot.saved_bytes(), 0);
         source.read_at(*at, &mut buffer)?;
-        if slot.kind != SlotKind::InverseRoot && !finite(slot.precision, &buffer) {
-            let (block, kind) = (Block(plan, slot.block), slot.kind.name());
+        if slot.kind.saved() != SlotKind::InverseRoot && !finite(slot.precision, &buffer) {
+            let (block, kind) = (Block(plan, slot.block), slot.kind.saved().name());
             return Err(bad!("'{block}': its {kind} has values that are not finite"));
         }
     }

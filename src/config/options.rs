@@ -197,6 +197,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         While(|c| c.refresh_delay > 0, "0 and more than 0 have different buffers")
     ),
     flag!(even_blocks, BLOCKS),
+    flag!(share_squares, BUFFERS),
 ];
 
 pub(super) fn find(key: &str) -> Result<&'static OptionSpec> {

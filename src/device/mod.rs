@@ -22,12 +22,12 @@ pub mod gpu;
 
 use crate::config::InjectFault;
 use crate::engine::rules::{Clock, Rules};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memory::reserved;
 use crate::preconditioner::FactorRecord;
 use crate::preconditioner::damping::Damping;
 use crate::preconditioner::policy::Sensed;
-use crate::tensor::DType;
+use crate::tensor::{DType, Precision};
 
 /// The block took no part: it is not active, or has never accumulated.
 pub const INFO_IDLE: i32 = 1;
@@ -142,6 +142,19 @@ pub struct Binding<'a> {
     pub strict: bool,
     /// The host will have to wait for the device in this call.
     pub waits: bool,
+}
+
+/// A square that holds a statistic and an inverse root ([`crate::engine::plan::SlotKind::RootDiagonal`]).
+#[derive(Clone, Copy, Debug)]
+pub struct SharedSquare {
+    /// Address of the square.
+    pub square: u64,
+    /// Address of the inverse root's diagonal.
+    pub diagonal: u64,
+    /// Side of the square.
+    pub side: usize,
+    /// Precision of both.
+    pub precision: Precision,
 }
 
 /// What an inspection found.
@@ -359,6 +372,8 @@ pub struct Footprint {
     pub threads: usize,
 }
 
+const NOT_SHARED: &str = "this device keeps statistics and inverse roots in squares of their own";
+
 /// A device, made for one plan. After [`Device::inspect`] has let a step pass, no verb fails for numerical
 /// reasons.
 pub trait Device: Send {
@@ -377,6 +392,22 @@ pub trait Device: Send {
     /// # Safety
     /// `to` has as many writable bytes.
     unsafe fn write(&mut self, bytes: &[u8], to: u64) -> Result<()>;
+    /// Copies the inverse root of a square (or the lower triangle of its statistic, with zeros) to the host's memory, as
+    /// [`Device::read`]. Only devices whose plans share squares are asked.
+    ///
+    /// # Safety
+    /// The addresses are those of such a square; `into` has its bytes.
+    unsafe fn read_shared(&mut self, _at: &SharedSquare, _root: bool, _into: &mut [u8]) -> Result<()> {
+        Err(Error::invalid(NOT_SHARED))
+    }
+    /// Copies the inverse root of a square (or the lower triangle of its statistic) from the host's memory, as
+    /// [`Device::write`].
+    ///
+    /// # Safety
+    /// As [`Device::read_shared`].
+    unsafe fn write_shared(&mut self, _bytes: &[u8], _at: &SharedSquare, _root: bool) -> Result<()> {
+        Err(Error::invalid(NOT_SHARED))
+    }
     /// Fills memory of the device with zeros, after all work so far.
     ///
     /// # Safety

@@ -59,7 +59,7 @@ impl Optimizer {
             SlotKind::Statistic => plan.statistic,
             SlotKind::Basis => plan.basis,
             SlotKind::Spectrum => plan.spectrum,
-            SlotKind::InverseRoot => plan.inverse_root,
+            SlotKind::InverseRoot => plan.inverse_root.or(plan.root_diagonal),
             _ => None,
         };
         let dim = plan.dim;
@@ -102,7 +102,7 @@ impl Optimizer {
     fn slot_values(&mut self, slot: usize) -> Result<Vec<f64>> {
         let plan = &self.plan().slots[slot];
         let what = "a copy of a factor's buffer";
-        let (mut bytes, precision) = (filled(0u8, plan.bytes(), what)?, plan.precision);
+        let (mut bytes, precision) = (filled(0u8, plan.saved_bytes(), what)?, plan.precision);
         self.read_slot(slot, &mut bytes)?;
         let narrow = |b| f64::from(bytemuck::pod_read_unaligned::<f32>(b));
         match precision {

@@ -1,6 +1,6 @@
 //! An optimizer that owns its State: what a handle of the C ABI holds.
 
-use super::plan::{Content, ParamSpec, Plan, Size, SlotId, Sum};
+use super::plan::{Content, ParamSpec, Plan, Size, Slot, SlotId, SlotKind, Sum};
 use super::ports::Verb;
 use super::ranks::{Division, Ranks, Shared, courier};
 use super::rules::Rules;
@@ -8,7 +8,7 @@ use super::together::{self, Member};
 use super::{Clock, Engine, Log};
 use crate::comm::{Comm, agree};
 use crate::config::{Config, Device, Grafting, Nonfinite};
-use crate::device::{Binding, Site, Sites};
+use crate::device::{Binding, SharedSquare, Site, Sites};
 use crate::error::{Error, Kind, Result};
 use crate::memory::{Allocator, Counted, boxed, filled, listed, probe, reserved};
 use crate::preconditioner::{FactorRecord, cadence};
@@ -345,27 +345,55 @@ impl Optimizer {
         least
     }
 
-    /// Copies a slot of the state out.
+    /// Copies a slot of the state out, as a checkpoint has it.
     pub fn read_slot(&mut self, slot: SlotId, bytes: &mut [u8]) -> Result<()> {
         let at = self.slot_address(slot, bytes.len())?;
+        if let Some((shared, root)) = self.shared_square(slot) {
+            // SAFETY: a square of the plan, and as many bytes.
+            return unsafe { self.engine.device.read_shared(&shared, root, bytes) };
+        }
         // SAFETY: the slot has that many bytes.
         unsafe { self.engine.device.read(at, bytes) }
     }
 
-    /// Copies a slot of the state in.
+    /// Copies a slot of the state in, as a checkpoint has it.
     pub fn write_slot(&mut self, slot: SlotId, bytes: &[u8]) -> Result<()> {
         let at = self.slot_address(slot, bytes.len())?;
+        if let Some((shared, root)) = self.shared_square(slot) {
+            // SAFETY: a square of the plan, and as many bytes.
+            return unsafe { self.engine.device.write_shared(bytes, &shared, root) };
+        }
         // SAFETY: the slot has that many bytes.
         unsafe { self.engine.device.write(bytes, at) }
     }
 
     fn slot_address(&self, slot: SlotId, len: usize) -> Result<u64> {
-        let bytes = self.plan().slots[slot].bytes();
+        let bytes = self.plan().slots[slot].saved_bytes();
         if bytes != len {
             return Err(Error::invalid(format!("a slot of the state has {bytes} bytes, not {len}")));
         }
+        Ok(self.place_in_memory(slot))
+    }
+
+    fn place_in_memory(&self, slot: SlotId) -> u64 {
         let (array, offset) = self.plan().place_of(slot);
-        Ok(self.arrays[array] + offset as u64)
+        self.arrays[array] + offset as u64
+    }
+
+    /// The square that a slot shares with another, and whether it is the inverse root's.
+    fn shared_square(&self, slot: SlotId) -> Option<(SharedSquare, bool)> {
+        let Slot { kind, block, axis, precision, .. } = self.plan().slots[slot];
+        if !matches!(kind, SlotKind::Statistic | SlotKind::RootDiagonal) {
+            return None;
+        }
+        let factor = &self.plan().factors[self.plan().blocks[block].factors.start + axis?];
+        let shared = SharedSquare {
+            square: self.place_in_memory(factor.statistic?),
+            diagonal: self.place_in_memory(factor.root_diagonal?),
+            side: factor.dim,
+            precision,
+        };
+        Some((shared, kind == SlotKind::RootDiagonal))
     }
 
     /// Takes over clocks (by parameter), records (by factor of the whole plan) and totals that were checked against this optimizer.

@@ -176,6 +176,7 @@ impl Plan {
                         &mut factor.spectrum,
                         &mut factor.inverse_root,
                         &mut factor.root_spectrum,
+                        &mut factor.root_diagonal,
                         &mut factor.fresh_spectrum,
                         &mut factor.pending_statistic,
                     ] {

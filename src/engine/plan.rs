@@ -186,6 +186,8 @@ pub struct FactorPlan {
     pub inverse_root: Option<SlotId>,
     /// The damped spectrum to the power, where there is no inverse root.
     pub root_spectrum: Option<SlotId>,
+    /// The diagonal of the inverse root, where it shares the statistic's square.
+    pub root_diagonal: Option<SlotId>,
     /// The spectrum of the last refresh, where the policy needs it.
     pub fresh_spectrum: Option<SlotId>,
     /// The statistic that a refresh under way decomposes, where refreshes are delayed.
@@ -343,6 +345,7 @@ impl Plan {
                     spectrum: own(SlotKind::Spectrum),
                     inverse_root: own(SlotKind::InverseRoot),
                     root_spectrum: own(SlotKind::RootSpectrum),
+                    root_diagonal: own(SlotKind::RootDiagonal),
                     fresh_spectrum: own(SlotKind::FreshSpectrum),
                     pending_statistic: own(SlotKind::PendingStatistic),
                 }
@@ -495,9 +498,34 @@ mod tests {
     }
 
     #[test]
+    fn squares_are_shared_on_the_cpu_from_a_side_on_where_there_is_one_precision() {
+        use crate::preconditioner::shampoo::SHARED_SIDE;
+        let shared = |config: Config, dim: usize| {
+            let plan = Plan::new(&config, vec![spec(&[dim, 3])]).unwrap();
+            let [factor, small] = &plan.factors[..] else { panic!("a matrix has two factors") };
+            assert!(small.inverse_root.is_some() && small.root_diagonal.is_none());
+            assert_eq!(factor.inverse_root.is_none(), factor.root_diagonal.is_some());
+            let squares: usize = [factor.statistic, factor.basis, factor.inverse_root]
+                .into_iter()
+                .flatten()
+                .map(|slot| plan.slots[slot].len() / (dim * dim))
+                .sum();
+            assert_eq!(squares, if factor.root_diagonal.is_some() { 2 } else { 3 });
+            factor.root_diagonal.is_some()
+        };
+        let cpu = || Config { merge_dims: false, ..Config::reference() };
+        assert!(shared(cpu(), SHARED_SIDE) && shared(cpu(), 1000));
+        assert!(!shared(cpu(), SHARED_SIDE - 1));
+        assert!(!shared(Config { share_squares: false, ..cpu() }, 200));
+        assert!(!shared(Config { statistic_dtype: StatisticDtype::F64, ..cpu() }, 200));
+        assert!(!shared(Config { device: crate::config::Device { kind: 2, id: 0 }, ..cpu() }, 200));
+    }
+
+    #[test]
     fn without_inverse_roots_the_state_has_two_squares_per_side() {
         let bytes = |keep_inverse_root| {
-            let config = Config { keep_inverse_root, merge_dims: false, ..Config::reference() };
+            let (merge_dims, share_squares) = (false, false);
+            let config = Config { keep_inverse_root, merge_dims, share_squares, ..Config::reference() };
             Plan::new(&config, vec![spec(&[64, 128])]).unwrap().state_bytes
         };
         let size = DType::F32.size();

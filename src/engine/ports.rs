@@ -1,7 +1,7 @@
 //! What each verb of a stack takes and gives: the one table that the C functions and the XLA handlers check their
 //! buffers against.
 
-use super::plan::{Array, Content};
+use super::plan::{Array, Content, SlotKind};
 use super::stack::Stack;
 use crate::error::{Error, Kind, Result};
 use crate::memory::{copied, joined, push, reserved, whole_text};
@@ -20,12 +20,18 @@ pub enum Verb {
 }
 
 impl Verb {
-    fn access(self, preconditioner: &Preconditioner, content: Content) -> Access {
+    fn access(self, preconditioner: &Preconditioner, layout: &[Array], content: Content) -> Access {
+        let has = |kind, axis| layout.iter().any(|array| array.content == Content::Slot(kind, axis));
         match (self, content) {
             (Verb::Accumulate, Content::Clock) => Access::Writes,
             (_, Content::Clock) => Access::Reads,
             (Verb::Check, Content::Record) => Access::Writes,
             (_, Content::Record) => Access::None,
+            // The square holds the inverse root, too.
+            (_, Content::Slot(SlotKind::Statistic, axis)) if has(SlotKind::RootDiagonal, axis) => {
+                let of = |kind| preconditioner.access(self, kind);
+                of(SlotKind::Statistic).max(of(SlotKind::RootDiagonal))
+            }
             (_, Content::Slot(kind, _)) => preconditioner.access(self, kind),
         }
     }
@@ -117,7 +123,7 @@ impl Ports {
             outputs.push(port(Role::Update, "update", elements, &stack.dims)?);
         }
         for (place, array) in layout.iter().enumerate() {
-            let access = verb.access(preconditioner, array.content);
+            let access = verb.access(preconditioner, layout, array.content);
             if access != Access::None {
                 push(&mut inputs, state_port(place, array)?, PORTS)?;
             }

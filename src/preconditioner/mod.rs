@@ -30,7 +30,7 @@ pub enum Preconditioner {
 }
 
 /// What a verb does with an array.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Access {
     /// It does not need it.
     None,
@@ -42,7 +42,7 @@ pub enum Access {
 
 impl Default for Preconditioner {
     fn default() -> Self {
-        Preconditioner::Shampoo(shampoo::Shampoo { keeps_root: true })
+        Preconditioner::Shampoo(shampoo::Shampoo { keeps_root: true, shares_squares: false })
     }
 }
 

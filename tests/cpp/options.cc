@@ -87,6 +87,7 @@ static void every_option_by_type() {
     OPTION(matmul_precision, foam::MatmulPrecision::tf32, "tf32");
     OPTION(refresh_delay, 4, "4");
     OPTION(even_blocks, true, "true");
+    OPTION(share_squares, false, "false");
     option(seen, "device", "cuda:2", [](foam::Config &config) {
         config.device(foam::DeviceType::cuda, 2);
         EXPECT(config.device().device_type == FOAM_DEVICE_CUDA && config.device().device_id == 2);

@@ -13,7 +13,8 @@ use crate::support::tensor::{Dtype, Tensor};
 use crate::tier::{self, Need};
 use crate::{cudasim, library};
 use foam::abi::{
-    FOAM_NOT_FINITE, FOAM_OK, FOAM_POISONED, foam_error, foam_factor_info, foam_stats_info, foam_synchronize,
+    FOAM_FACTOR_INVERSE_ROOT, FOAM_FACTOR_STATISTIC, FOAM_NOT_FINITE, FOAM_OK, FOAM_POISONED, foam_error,
+    foam_factor_info, foam_stats_info, foam_synchronize,
 };
 
 /// The traces of `tests/golden`.
@@ -414,6 +415,31 @@ fn checkpoints_cross_between_cpu_and_device() {
         cpu.1.iter().zip(&gpu.1).for_each(|(a, b)| assert_eq!(counts(a), counts(b)));
         // On one device the way over a checkpoint changes no bit.
         assert_eq!(go_on("cuda:0").0, gpu.0);
+    });
+}
+
+/// On the CPU the statistic and the inverse root of the first side share a square; on the device nothing is shared.
+#[test]
+fn checkpoints_cross_between_shared_squares_and_a_device() {
+    simulated(|| {
+        let specs = [Spec::new("w", &[130, 3]).of(Dtype::F32)];
+        let (mut params, grads) = material(&specs, Dtype::F32, 8);
+        let new = |device: &str| {
+            Model::new("reference", &format!("{OPTIONS} max_factor_dim=200 device={device}"), &specs)
+        };
+        let matrices = |model: &Model| {
+            [FOAM_FACTOR_STATISTIC, FOAM_FACTOR_INVERSE_ROOT].map(|what| model.read((0, 0, 0), what))
+        };
+        let mut model = new("cpu");
+        for (grads, device) in grads.chunks(4).zip(["cuda:0", "cpu"]) {
+            grads.iter().for_each(|grads| model.step(&mut params, grads));
+            let mut next = new(device);
+            next.load(&model.save()).unwrap();
+            assert!(matrices(&next) == matrices(&model), "to {device}");
+            assert!(matrices(&next)[1].iter().any(|x| *x != 0.0), "there is an inverse root");
+            model = next;
+        }
+        model.step(&mut params, &grads[0]);
     });
 }
 

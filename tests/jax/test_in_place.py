@@ -42,6 +42,21 @@ def test_jit(shapes, variant):
         assert pointers((params, state)) == before
 
 
+@pytest.mark.parametrize("share", [True, False])
+def test_squares_that_statistic_and_inverse_root_share(share):
+    params = {str(number): jnp.ones((130, 12)) for number in range(2)}
+    optimizer = foam(0.01, **{**LIVELY, "max_factor_dim": 200, "share_squares": share})
+    state, grads = optimizer.init(params), gradients(params, 1)[0]
+    names = {name for stack in state[0].stacks.values() for name in stack}
+    assert {"inverse_root_0", "root_diagonal_0"} & names == {"root_diagonal_0" if share else "inverse_root_0"}
+    compiled = jax.jit(train_step(optimizer), donate_argnums=(0, 1)).lower(params, state, grads).compile()
+    assert copies(compiled) == [] == copies(compiled, of=(params, state))
+    for _ in range(3):
+        before = pointers((params, state))
+        params, state = compiled(params, state, grads)
+        assert pointers((params, state)) == before
+
+
 @pytest.mark.parametrize("shapes", SHAPES)
 def test_the_bare_update(shapes):
     params = jax.tree.map(jnp.array, SHAPES[shapes])

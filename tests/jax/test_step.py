@@ -58,6 +58,23 @@ def test_the_update_is_the_engines_bit_for_bit(name):
         for leaf, update in flat(updates).items():
             expected = subtracted(flat(before)[leaf], update, LR)
             assert engine.weights[leaf].tobytes() == expected.tobytes(), leaf
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("name", ["reference", "default", "delayed"])
+def test_shared_squares_have_the_bits_of_an_engine_without_them(name, share):
+    options = {**LIVELY, "weight_decay": 0.0, **VARIANTS[name], "max_factor_dim": 200}
+    params = {"both": jnp.ones((130, 140)), "one": jnp.ones((129, 6))}
+    engine = Engine(params, LR, **options, share_squares=False)
+    optimizer = scale_by_foam(**options, share_squares=share)
+    state, step = optimizer.init(params), jax.jit(optimizer.update)
+    for grads in gradients(params, 7):
+        before = engine.tree(params)
+        updates, state = step(grads, state, before)
+        engine.step(grads)
+        for leaf, update in flat(updates).items():
+            expected = subtracted(flat(before)[leaf], update, LR)
+            assert engine.weights[leaf].tobytes() == expected.tobytes(), leaf
     ours, theirs = foam_stats(state)["factors"], engine.optimizer.factor_stats()
     assert len(ours) == len(theirs)
     for mine, its in zip(ours, theirs):

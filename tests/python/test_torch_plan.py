@@ -60,8 +60,8 @@ def test_a_model_on_the_meta_device_is_planned_without_memory():
         model = nn.Sequential(nn.Linear(20000, 30000, dtype=torch.bfloat16), nn.Linear(8, 8))
     planned = foam.plan(model.named_parameters(), max_factor_dim=8192, merge_dims=False)
     large, small = planned.params[0], planned.params[2]
-    # Three matrices in float32 for each of 12 blocks' factors.
-    assert large.state_bytes > 19e9 and len(large.factors) == 12 and large.dtype == "bfloat16"
+    # Two matrices in float32 for each of 12 blocks' factors, and two for its elements.
+    assert 14e9 < large.state_bytes < 15e9 and len(large.factors) == 12 and large.dtype == "bfloat16"
     assert small.factors == ((8, 8),)
     assert re.search(r"0\.weight +\| 30000×20000 bfloat16 \| 12 ", planned.table())
 

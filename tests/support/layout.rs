@@ -132,6 +132,8 @@ layout!(
         matmul_precision,
         even_blocks,
         refresh_delay,
+        share_squares,
+        reserved_2,
     }
 );
 layout!(

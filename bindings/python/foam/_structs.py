@@ -221,6 +221,7 @@ class Config(ctypes.Structure):
         + [(name, c_int64) for name in ("correction_period", "statistics_period")]
         + [(name, c_int32) for name in ("keep_inverse_root", "qr_track", "matmul_precision", "even_blocks")]
         + [("refresh_delay", c_int64)]
+        + [(name, c_int32) for name in ("share_squares", "reserved_2")]
     )
 
 

@@ -1,7 +1,7 @@
 //! The verbs `inspect` and `accumulate`: is the gradient finite, and statistic += gain·G Gᵀ.
 
 use super::lower;
-use super::product::{Span2, is_small, multiply, multiply_lower};
+use super::product::{Span2, is_small, multiply, multiply_lower, multiply_only_lower};
 use super::real::{Real, SPAN, in_place, sum_of_squares, vectorized};
 use super::walks::{Chunk, Tile};
 use super::{Cpu, Places, Precision, Shared, by_precision};
@@ -243,7 +243,8 @@ pub(super) fn plain_average(rules: &Rules) -> (f64, f64) {
     if rules.beta2 >= 1.0 { (1.0, 1.0) } else { (rules.beta2, 1.0 - rules.beta2) }
 }
 
-/// A panel of columns of one statistic's lower triangle takes the block at `source`, in the statistic's precision.
+/// A panel of columns of one statistic's lower triangle takes the block at `source`, in the statistic's precision. The
+/// strict upper triangle may hold an inverse root.
 pub(super) fn statistic_tile<W: Real, S: Real>(
     shared: &Shared,
     decay: f64,
@@ -271,11 +272,15 @@ pub(super) fn statistic_tile<W: Real, S: Real>(
         }
         if keep != S::of(1.0) {
             for j in tile.panel.clone() {
-                let column = std::slice::from_raw_parts_mut(statistic.add(j * n), n);
+                let column = std::slice::from_raw_parts_mut(statistic.add(j * n + j), n - j);
                 column.iter_mut().for_each(|x| *x *= keep);
             }
         }
-        multiply_lower(triangle, true, own, own.t(), gain);
+        if factor.root_diagonal.is_some() {
+            multiply_only_lower(triangle, true, own, own.t(), gain);
+        } else {
+            multiply_lower(triangle, true, own, own.t(), gain);
+        }
         if below > 0 {
             let rest = x.part(tile.panel.end, 0, below, x.cols);
             multiply(target.part(tile.panel.end, start, below, width), true, rest, own.t(), gain);

@@ -9,12 +9,14 @@
 use super::accumulate::{Gradient, measure};
 use super::product::{Span2, multiply};
 use super::real::{Real, SPAN, in_place, vectorized, wide_sum_of_quotients, wide_sum_of_squares};
+use super::square::Packed;
 use super::walks::{Chunk, Run, Tile};
-use super::{BlockStep, Cpu, Direction, Places, Precision, Shared, by_precision};
+use super::{BlockStep, Cpu, Direction, Places, Precision, Room, Shared, by_precision};
 use crate::device::{INFO_IDLE, INFO_LEFT_OUT, INFO_NOT_FINITE};
 use crate::engine::plan::{AxisView, SlotId};
 use crate::engine::rules::Rules;
 use crate::tensor::TensorRef;
+use parking_lot::Mutex;
 
 /// Updates moments, momentum and parameters (or updates).
 pub(super) fn apply(cpu: &mut Cpu, rules: &Rules, keeps_root: bool) {
@@ -41,14 +43,16 @@ pub(super) fn apply(cpu: &mut Cpu, rules: &Rules, keeps_root: bool) {
         let rounds: &[Round] = if keeps_root { &[Round::Root] } else { &[Round::Into, Round::Back] };
         for round in rounds {
             for tiles in &wave.products {
-                let sums = Places(cpu.tile_sums.as_mut_ptr());
+                let (sums, rooms) = (Places(cpu.tile_sums.as_mut_ptr()), &cpu.rooms);
+                // What a room held before this step may have changed.
+                rooms.iter().for_each(|room| room.lock().holds = None);
                 cpu.workers.run(tiles.len(), wave.parallel, &|task, _| {
                     let tile = &tiles[task];
                     if !preconditioned(tile.block) {
                         return;
                     }
                     let param = shared.param(tile.block);
-                    if let Some(sum) = by_precision!(param, product_tile(shared, tile, *round)) {
+                    if let Some(sum) = by_precision!(param, product_tile(shared, tile, *round, rooms)) {
                         // SAFETY: one place per tile of a block's last axis.
                         unsafe { sums.put(tile.partial, sum) };
                     }
@@ -315,12 +319,24 @@ enum Round {
 }
 
 /// Rows of matrix × block along one axis; the squared length of the rows of the last axis of the last round.
-fn product_tile<W: Real, S: Real>(shared: &Shared, tile: &Tile, round: Round) -> Option<f64> {
+fn product_tile<W: Real, S: Real>(
+    shared: &Shared,
+    tile: &Tile,
+    round: Round,
+    rooms: &[Mutex<Room>],
+) -> Option<f64> {
     let block = &shared.plan.blocks[tile.block];
     let factor = &shared.plan.factors[block.factors.start + tile.axis];
     let (n, axis) = (factor.dim, tile.axis);
     let slot = if round == Round::Root { factor.inverse_root } else { factor.basis };
-    let matrix = Span2::row_major(shared.slot::<W>(slot), n, n, n);
+    // At most as many tiles as there are rooms run at once: one is always free.
+    let free = || rooms.iter().cycle().find_map(|room| room.try_lock());
+    let mut room = factor.root_diagonal.and_then(|_| free());
+    let data = match &mut room {
+        Some(room) => unpack_root(shared, tile, room),
+        None => shared.slot::<W>(slot),
+    };
+    let matrix = Span2::row_major(data, n, n, n);
     // A basis has an eigenvector per row: it is Qᵀ. The root is symmetric.
     let (matrix, transposed) = match round {
         Round::Root => (matrix, matrix),
@@ -350,6 +366,24 @@ fn product_tile<W: Real, S: Real>(shared: &Shared, tile: &Tile, round: Round) ->
             total
         },
     ))
+}
+
+/// Brings together what the tile takes of an inverse root that shares the statistic's square, unless it is there; gives
+/// where the whole matrix would begin.
+fn unpack_root<W: Real>(shared: &Shared, tile: &Tile, room: &mut Room) -> *mut W {
+    let block = &shared.plan.blocks[tile.block];
+    let number = block.factors.start + tile.axis;
+    let factor = &shared.plan.factors[number];
+    let (n, rows) = (factor.dim, tile.root_rows(&block.dims));
+    let target: *mut W = room.memory.cast();
+    let wanted = Some((number, rows.clone()));
+    if room.holds != wanted {
+        let (square, diagonal) = (shared.slot::<W>(factor.statistic), shared.slot::<W>(factor.root_diagonal));
+        // SAFETY: the factor's slots, which have the precision of the work by the plan; a room has that many rows.
+        unsafe { Packed { square, diagonal, n }.unpack(rows.clone(), 0..n, target, n) };
+        room.holds = wanted;
+    }
+    target.wrapping_sub(rows.start * n)
 }
 
 /// Multiplies rows of a block in the bases, which lie along its last axis, by the inverse roots' eigenvalues.

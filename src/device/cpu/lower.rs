@@ -20,8 +20,8 @@ pub(super) fn takes<T: Real>(target: &Span2<T>, left: &Span2<T>) -> bool {
     small && wide && target.row == 1 && (left.row == 1 || left.col == 1)
 }
 
-/// The lower triangle of `target` = `keep`·`target` + `alpha`·`left`·`right`, for what [`takes`] is true of; parts of the
-/// upper triangle near the diagonal are written, too. With `keep` = 0 nothing of the target is read.
+/// The lower triangle of `target` = `keep`·`target` + `alpha`·`left`·`right`, for what [`takes`] is true of; the strict upper
+/// triangle stays as it is. With `keep` = 0 nothing of the lower one is read.
 ///
 /// # Safety
 /// All three are valid memory; `target` overlaps neither operand.
@@ -156,16 +156,23 @@ impl<T: Real> Product<T> {
             for c in 0..COLUMNS.min(n - j) {
                 for r in 0..R {
                     let row = i + r * LANES;
+                    // Rows above the diagonal.
+                    let above = (j + c).saturating_sub(row);
+                    if above >= LANES {
+                        continue;
+                    }
                     let place = target.data.wrapping_add(row + (j + c) * target.col);
                     if row + LANES <= n {
                         let place = &mut *place.cast::<[T; LANES]>();
                         let before = if replaces { zero } else { L::load(place).times(keep) };
-                        sums[c][r].times_plus(alpha, before).store(place);
+                        let after = sums[c][r].times_plus(alpha, before);
+                        let after = if above > 0 { L::load(place).then(above, after) } else { after };
+                        after.store(place);
                         continue;
                     }
                     let mut numbers = [T::default(); LANES];
                     sums[c][r].times(alpha).store(&mut numbers);
-                    for t in 0..n.saturating_sub(row) {
+                    for t in above..n.saturating_sub(row) {
                         let before = if replaces { T::default() } else { self.keep * place.add(t).read() };
                         place.add(t).write(before + numbers[t]);
                     }

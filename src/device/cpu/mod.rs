@@ -20,6 +20,7 @@ mod refresh;
 mod scratch;
 mod sense;
 mod soap;
+mod square;
 mod sweep;
 mod thread;
 mod tridiagonal;
@@ -27,7 +28,7 @@ mod walks;
 
 use super::{
     Binding, Device, Footprint, INFO_FELL_BACK, Inspection, Pending, Readback, RedampOrder, RefreshOrder,
-    Refreshed, Rung, SenseOrder, Site, Sites,
+    Refreshed, Rung, SenseOrder, SharedSquare, Site, Sites,
 };
 use crate::engine::plan::{ParamPlan, Plan, SlotId};
 use crate::engine::rules::{Clock, Rules};
@@ -194,7 +195,8 @@ impl Shared {
         let work = self.param(block).work;
         let formed = |factor: usize| {
             let plan = &self.plan.factors[factor];
-            let Some(slot) = plan.inverse_root.or(plan.root_spectrum) else { return false };
+            let slot = plan.inverse_root.or(plan.root_spectrum).or(plan.root_diagonal);
+            let Some(slot) = slot else { return false };
             // SAFETY: an inverse root has at least one number.
             unsafe {
                 match work {
@@ -214,6 +216,16 @@ impl Shared {
     }
 }
 
+/// Memory in which a product brings an inverse root together.
+struct Room {
+    memory: *mut u8,
+    /// The factor whose inverse root is there, and which rows of it, while its axis is worked on.
+    holds: Option<(usize, std::ops::Range<usize>)>,
+}
+
+// SAFETY: who holds the lock of a room has its memory.
+unsafe impl Send for Room {}
+
 /// Memory that the device owns; on a borrowed state it owns nothing.
 struct Own {
     state: Arena,
@@ -232,6 +244,9 @@ pub struct Cpu {
     shape: ScratchShape,
     /// One for each factor that can be worked on at the same time.
     scratches: Vec<Mutex<Scratch>>,
+    /// One for each product that can take an inverse root from a shared square at the same time. In an owned state they
+    /// lie in the scratches' memory, which no product of a step uses.
+    rooms: Vec<Mutex<Room>>,
     /// Sums of the elementwise tasks.
     chunk_sums: Vec<f64>,
     /// Sums of the final product's tiles.
@@ -278,12 +293,17 @@ impl Cpu {
         let workers = Workers::new(threads)?;
         let count = workers.threads().min(plan.factors.len());
         let blocks = plan.blocks.len();
+        let rooms = workers.threads().min(walks.root_tiles);
         let mut cpu = Cpu {
             background: None,
             own: None,
             workers,
             scratches: tried((0..count).map(|_| Ok(Mutex::new(Scratch::new(shape)?))), what)?,
             shape,
+            rooms: tried(
+                (0..rooms).map(|_| Ok(Mutex::new(Room { memory: std::ptr::null_mut(), holds: None }))),
+                what,
+            )?,
             chunk_sums: filled(0.0, walks.chunks.len(), what)?,
             tile_sums: filled(0.0, walks.partials, what)?,
             steps: filled(BlockStep::default(), blocks, what)?,
@@ -309,14 +329,30 @@ impl Cpu {
         if let Some(allocator) = allocator {
             let state = Arena::zeroed(cpu.shared.plan.state_bytes, allocator, "the optimizer's state")?;
             let work = Arena::zeroed(cpu.shared.walks.work_bytes, allocator, "the workspace")?;
-            let bytes = cpu.scratches.len() * cpu.shape.bytes();
+            let bytes = cpu.scratch_bytes().max(cpu.room_bytes());
             let scratches = Arena::zeroed(bytes, allocator, "the workspace of a check")?;
             cpu.shared.work = work.as_ptr();
             cpu.place_scratches(scratches.as_ptr());
+            cpu.place_rooms(scratches.as_ptr());
             cpu.own = Some(Own { state, work, scratches });
             cpu.background = Background::new(&cpu.shared.plan, cpu.shape, allocator)?;
         }
         Ok(cpu)
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        self.scratches.len() * self.shape.bytes()
+    }
+
+    fn room_bytes(&self) -> usize {
+        self.rooms.len() * self.shared.walks.root_bytes
+    }
+
+    /// Puts the rooms side by side at `memory`, which has room for all of them.
+    fn place_rooms(&mut self, memory: *mut u8) {
+        for (number, room) in self.rooms.iter_mut().enumerate() {
+            room.get_mut().memory = memory.wrapping_add(number * self.shared.walks.root_bytes);
+        }
     }
 
     /// Puts the scratches side by side at `memory`, which has room for all of them.
@@ -379,6 +415,19 @@ impl Device for Cpu {
         Ok(())
     }
 
+    unsafe fn read_shared(&mut self, at: &SharedSquare, root: bool, into: &mut [u8]) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { square::read(at, root, into) };
+        Ok(())
+    }
+
+    unsafe fn write_shared(&mut self, bytes: &[u8], at: &SharedSquare, root: bool) -> Result<()> {
+        self.background.iter_mut().for_each(Background::abandon);
+        // SAFETY: the caller's contract.
+        unsafe { square::write(bytes, at, root) };
+        Ok(())
+    }
+
     unsafe fn clear(&mut self, at: u64, bytes: usize) -> Result<()> {
         self.background.iter_mut().for_each(Background::abandon);
         // SAFETY: the caller's contract.
@@ -387,8 +436,8 @@ impl Device for Cpu {
     }
 
     fn workspace_bytes(&self) -> usize {
-        // A verb uses either the blocks' workspace or the factors'.
-        self.shared.walks.work_bytes.max(self.scratches.len() * self.shape.bytes()) + ALIGNMENT
+        // A verb uses either the blocks' workspace and the rooms or the factors'.
+        (self.shared.walks.work_bytes + self.room_bytes()).max(self.scratch_bytes()) + ALIGNMENT
     }
 
     fn footprint(&self) -> Footprint {
@@ -417,6 +466,7 @@ impl Device for Cpu {
             let start = start.wrapping_add(start.align_offset(ALIGNMENT));
             self.shared.work = start;
             self.place_scratches(start);
+            self.place_rooms(start.wrapping_add(self.shared.walks.work_bytes));
         }
         self.shared.arrays.copy_from_slice(binding.read);
         self.write.clear();

@@ -143,7 +143,7 @@ pub fn is_small<T: Real>(target: &Span2<T>, left: &Span2<T>) -> bool {
 }
 
 /// The lower triangle of a symmetric `target` (+)= `alpha`·`left`·`right`. Parts of the upper triangle
-/// near the diagonal are written too; they are never read.
+/// near the diagonal are written too.
 ///
 /// # Safety
 /// As [`multiply`].
@@ -154,52 +154,102 @@ pub unsafe fn multiply_lower<T: Real>(
     right: Span2<T>,
     alpha: T,
 ) {
-    let (n, k) = (target.rows, left.cols);
-    // SAFETY: parts of valid matrices, disjoint in the target.
-    unsafe {
-        if is_small(&target, &left) {
-            return lower::multiply(target, T::of(if add { 1.0 } else { 0.0 }), left, right, alpha);
-        }
-        if n <= COLUMNS || (n <= DIAGONAL && k < FEW_TERMS) {
-            return multiply(target, add, left, right, alpha);
-        }
-        if n <= DIAGONAL {
-            for start in (0..n).step_by(COLUMNS) {
-                let (rows, cols) = (n - start, COLUMNS.min(n - start));
-                multiply(
-                    target.part(start, start, rows, cols),
-                    add,
-                    left.part(start, 0, rows, k),
-                    right.part(0, start, k, cols),
-                    alpha,
-                );
+    // SAFETY: the caller's contract.
+    unsafe { Lower { add, alpha, keeps_upper: false }.multiply(target, left, right) }
+}
+
+/// The same, with the same bits, and the strict upper triangle stays as it is. The target is column-major.
+///
+/// # Safety
+/// As [`multiply`].
+pub unsafe fn multiply_only_lower<T: Real>(
+    target: Span2<T>,
+    add: bool,
+    left: Span2<T>,
+    right: Span2<T>,
+    alpha: T,
+) {
+    debug_assert_eq!(target.row, 1);
+    // SAFETY: the caller's contract.
+    unsafe { Lower { add, alpha, keeps_upper: true }.multiply(target, left, right) }
+}
+
+/// How a lower triangle is made.
+struct Lower<T> {
+    add: bool,
+    alpha: T,
+    keeps_upper: bool,
+}
+
+impl<T: Real> Lower<T> {
+    /// # Safety
+    /// As [`multiply_lower`].
+    unsafe fn multiply(&self, target: Span2<T>, left: Span2<T>, right: Span2<T>) {
+        let (n, k) = (target.rows, left.cols);
+        let Lower { add, alpha, .. } = *self;
+        // SAFETY: parts of valid matrices, disjoint in the target.
+        unsafe {
+            if is_small(&target, &left) {
+                return lower::multiply(target, T::of(if add { 1.0 } else { 0.0 }), left, right, alpha);
             }
-            return;
+            if n <= COLUMNS || (n <= DIAGONAL && k < FEW_TERMS) {
+                return self.multiply_panel(target, left, right);
+            }
+            if n <= DIAGONAL {
+                for start in (0..n).step_by(COLUMNS) {
+                    let (rows, cols) = (n - start, COLUMNS.min(n - start));
+                    self.multiply_panel(
+                        target.part(start, start, rows, cols),
+                        left.part(start, 0, rows, k),
+                        right.part(0, start, k, cols),
+                    );
+                }
+                return;
+            }
+            // Halves that are multiples of the kernel's tile.
+            let half = (n / 2).next_multiple_of(48).min(n - 1);
+            let rest = n - half;
+            self.multiply(target.part(0, 0, half, half), left.part(0, 0, half, k), right.part(0, 0, k, half));
+            multiply(
+                target.part(half, 0, rest, half),
+                add,
+                left.part(half, 0, rest, k),
+                right.part(0, 0, k, half),
+                alpha,
+            );
+            self.multiply(
+                target.part(half, half, rest, rest),
+                left.part(half, 0, rest, k),
+                right.part(0, half, k, rest),
+            );
         }
-        // Halves that are multiples of the kernel's tile.
-        let half = (n / 2).next_multiple_of(48).min(n - 1);
-        let rest = n - half;
-        multiply_lower(
-            target.part(0, 0, half, half),
-            add,
-            left.part(0, 0, half, k),
-            right.part(0, 0, k, half),
-            alpha,
-        );
-        multiply(
-            target.part(half, 0, rest, half),
-            add,
-            left.part(half, 0, rest, k),
-            right.part(0, 0, k, half),
-            alpha,
-        );
-        multiply_lower(
-            target.part(half, half, rest, rest),
-            add,
-            left.part(half, 0, rest, k),
-            right.part(0, half, k, rest),
-            alpha,
-        );
+    }
+
+    /// A product in full, whose first row and column are on the diagonal.
+    ///
+    /// # Safety
+    /// As [`multiply_lower`].
+    unsafe fn multiply_panel(&self, target: Span2<T>, left: Span2<T>, right: Span2<T>) {
+        let columns = target.cols;
+        debug_assert!(columns <= DIAGONAL);
+        let mut upper = [std::mem::MaybeUninit::<T>::uninit(); DIAGONAL * (DIAGONAL - 1) / 2];
+        let upper = upper.as_mut_ptr().cast::<T>();
+        // Column j has j numbers above the diagonal, behind those of the columns before it.
+        let place =
+            |j: usize| (target.data.wrapping_add(j * target.col), upper.wrapping_add(j * (j - 1) / 2));
+        let above = 1..if self.keeps_upper { columns } else { 1 };
+        // SAFETY: the caller's contract; there is room for a triangle.
+        unsafe {
+            for j in above.clone() {
+                let (from, kept) = place(j);
+                std::ptr::copy_nonoverlapping(from, kept, j);
+            }
+            multiply(target, self.add, left, right, self.alpha);
+            for j in above {
+                let (to, kept) = place(j);
+                std::ptr::copy_nonoverlapping(kept, to, j);
+            }
+        }
     }
 }
 
@@ -331,8 +381,18 @@ mod tests {
 
     #[test]
     fn the_lower_triangle_equals_the_full_product() {
-        let sides =
-            [(1, 13), (5, 16), (30, 16), (64, 64), (96, 13), (96, 40), (97, 13), (128, 128), (150, 20)];
+        let sides = [
+            (1, 13),
+            (5, 16),
+            (30, 16),
+            (64, 64),
+            (96, 13),
+            (96, 40),
+            (97, 13),
+            (96, 130),
+            (128, 128),
+            (150, 20),
+        ];
         for ((n, k), by_rows) in
             sides.into_iter().chain([(17, 100), (257, 13)]).flat_map(|s| [(s, false), (s, true)])
         {
@@ -340,14 +400,19 @@ mod tests {
             let (row, col) = if by_rows { (k, 1) } else { (1, n) };
             let a_span = Span2 { data: a.as_ptr().cast_mut(), rows: n, cols: k, row, col };
             for add in [true, false] {
-                let (mut lower, mut full) = (vec![1.0; n * n], vec![1.0; n * n]);
+                let [mut lower, mut only, mut full] = [(); 3].map(|()| vec![1.0; n * n]);
                 // SAFETY: all buffers have the sizes that the spans say.
                 unsafe {
                     multiply_lower(Span2::square(lower.as_mut_ptr(), n), add, a_span, a_span.t(), 0.5);
+                    multiply_only_lower(Span2::square(only.as_mut_ptr(), n), add, a_span, a_span.t(), 0.5);
                     multiply(Span2::square(full.as_mut_ptr(), n), add, a_span, a_span.t(), 0.5);
                     mirror(lower.as_ptr(), n, lower.as_mut_ptr(), n, n, 1.0);
                 }
                 assert_eq!(lower, full, "side {n}, {k} terms, by rows {by_rows}");
+                for (place, (x, whole)) in only.iter().zip(&full).enumerate() {
+                    let expected = if place % n < place / n { 1.0 } else { *whole };
+                    assert_eq!(*x, expected, "side {n}, {k} terms, by rows {by_rows}, place {place}");
+                }
             }
         }
     }

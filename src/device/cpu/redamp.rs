@@ -5,7 +5,7 @@
 use super::product::{Span2, mirror, multiply_lower};
 use super::real::Real;
 use super::scratch::{PADDING, Scratch};
-use super::{Cpu, Places, Precision, Shared, by_precision};
+use super::{Cpu, Places, Precision, Shared, by_precision, square};
 use crate::device::RedampOrder;
 use crate::engine::plan::FactorPlan;
 use crate::preconditioner::damping::{inverse_power, root_weight};
@@ -69,9 +69,18 @@ fn redamp_factor<W: Real, S: Real>(
     }
     let b = Span2 { data: b, rows: n, cols: n, row: 1, col: stride };
     let root = Span2::square(scratch.matrix::<S>(1), n);
-    // SAFETY: two matrices of the scratch; the inverse root has n² numbers.
+    // SAFETY: two matrices of the scratch; the inverse root has n² numbers, or shares the statistic's, in its precision.
     unsafe {
         multiply_lower(root, false, b, b.t(), S::of(1.0));
+        if let Some(diagonal) = factor.root_diagonal {
+            mirror::<S, S>(root.data, n, root.data, n, n, 1.0);
+            return square::pack(
+                root.data,
+                n,
+                shared.slot::<S>(factor.statistic),
+                shared.slot::<S>(diagonal),
+            );
+        }
         mirror::<S, W>(root.data, n, shared.slot::<W>(factor.inverse_root), n, n, 1.0);
     }
 }

@@ -137,6 +137,15 @@ pub struct Tile {
     cost: u128,
 }
 
+impl Tile {
+    /// The rows of the axis' matrix that the product takes, in a block of these sizes.
+    pub fn root_rows(&self, dims: &[usize]) -> Range<usize> {
+        let view = AxisView::new(dims, self.axis);
+        // Only along the first of several axes does the tile have rows of the matrix; else it has rows of the block.
+        if view.inner > 1 && view.outer == 1 { self.panel.clone() } else { 0..view.dim }
+    }
+}
+
 /// A group of blocks that are worked on together; they share the workspace with the other waves.
 #[derive(Clone, Debug, Default)]
 pub struct Wave {
@@ -170,6 +179,10 @@ pub struct Walks {
     pub work_bytes: usize,
     /// Partial sums in all.
     pub partials: usize,
+    /// Bytes that the largest inverse root, or the rows of it that a product takes, has when it is brought together.
+    pub root_bytes: usize,
+    /// Most products at the same time that take such a root.
+    pub root_tiles: usize,
 }
 
 impl Walks {
@@ -184,6 +197,8 @@ impl Walks {
             waves: Vec::new(),
             work_bytes: 0,
             partials: 0,
+            root_bytes: 0,
+            root_tiles: 0,
         };
         let (mut wave, mut filled) = (Wave::default(), 0usize);
         for (number, block) in plan.blocks.iter().enumerate() {
@@ -207,7 +222,25 @@ impl Walks {
             walks.add(plan, number, block, &mut wave)?;
         }
         walks.close(wave)?;
+        walks.measure_roots(plan);
         Ok(walks)
+    }
+
+    fn measure_roots(&mut self, plan: &Plan) {
+        for tiles in self.waves.iter().flat_map(|wave| &wave.products) {
+            let mut count = 0;
+            for tile in tiles {
+                let block = &plan.blocks[tile.block];
+                let factor = &plan.factors[block.factors.start + tile.axis];
+                if factor.root_diagonal.is_some() {
+                    count += 1;
+                    let numbers = tile.root_rows(&block.dims).len() * factor.dim;
+                    let bytes = numbers * plan.params[block.param].work.size();
+                    self.root_bytes = self.root_bytes.max(aligned(bytes as u128) as usize);
+                }
+            }
+            self.root_tiles = self.root_tiles.max(count);
+        }
     }
 
     fn add(&mut self, plan: &Plan, number: usize, block: &BlockPlan, wave: &mut Wave) -> Result<()> {

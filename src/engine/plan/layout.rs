@@ -31,6 +31,9 @@ pub enum SlotKind {
     InverseRoot,
     /// (D + ε)^(−1/p), which with the basis takes the place of the inverse root.
     RootSpectrum,
+    /// The diagonal of an inverse root whose other numbers lie in the strict upper triangle of the statistic's square
+    /// (column-major), of which the statistic has the rest. Both are symmetric.
+    RootDiagonal,
     /// D as the last refresh gave it.
     FreshSpectrum,
     /// L or R as it was when a refresh that is under way was asked for.
@@ -53,6 +56,7 @@ impl SlotKind {
             SlotKind::Spectrum => "spectrum",
             SlotKind::InverseRoot => "inverse_root",
             SlotKind::RootSpectrum => "root_spectrum",
+            SlotKind::RootDiagonal => "root_diagonal",
             SlotKind::FreshSpectrum => "fresh_spectrum",
             SlotKind::PendingStatistic => "pending_statistic",
             SlotKind::Filter => "filter",
@@ -63,7 +67,13 @@ impl SlotKind {
 
     /// Whether a factor's slot of this kind has one number per eigenvalue; else it is a square.
     pub fn is_vector(self) -> bool {
-        matches!(self, SlotKind::Spectrum | SlotKind::RootSpectrum | SlotKind::FreshSpectrum)
+        use SlotKind::{FreshSpectrum, RootDiagonal, RootSpectrum, Spectrum};
+        matches!(self, Spectrum | RootSpectrum | RootDiagonal | FreshSpectrum)
+    }
+
+    /// What a checkpoint has of it: of a diagonal, the whole matrix.
+    pub fn saved(self) -> SlotKind {
+        if self == SlotKind::RootDiagonal { SlotKind::InverseRoot } else { self }
     }
 }
 
@@ -195,6 +205,17 @@ impl Slot {
     /// Its bytes.
     pub fn bytes(&self) -> usize {
         self.len() * self.precision.size()
+    }
+
+    /// Its dimensions in a checkpoint.
+    pub fn saved_dims(&self) -> impl Iterator<Item = usize> + '_ {
+        let times = if self.kind == SlotKind::RootDiagonal { 2 } else { 1 };
+        self.dims.iter().copied().cycle().take(times * self.dims.len())
+    }
+
+    /// Its bytes in a checkpoint.
+    pub fn saved_bytes(&self) -> usize {
+        self.saved_dims().product::<usize>() * self.precision.size()
     }
 }
 

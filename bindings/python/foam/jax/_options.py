@@ -60,6 +60,14 @@ class Options(NamedTuple):
         pairs = {**dict(self.given), "weight_decay": option_text(weight_decay), "nonfinite": "skip"}
         return ";".join([f"preset={self.preset}", *(f"{key}={value}" for key, value in sorted(pairs.items()))])
 
+    def here(self) -> Options:
+        """The options for the devices of this process: a state on a GPU has no shared squares."""
+        if jax.default_backend() == "cpu" or not self.flag("share_squares"):
+            return self
+        own = {"share_squares": "false"}
+        given, every = ({**dict(pairs), **own} for pairs in (self.given, self.all))
+        return Options(self.preset, tuple(sorted(given.items())), tuple(sorted(every.items())))
+
     def root(self, own: float, order: int) -> float:
         """p of a block's inverse roots; ``own`` is the parameter's."""
         return next(root for root in (own, self.number("root"), 2.0 * order) if root > 0)

@@ -70,12 +70,13 @@ def scale_by_foam(
     """
     # optax.inject_hyperparams hands **options back under their name in the signature.
     nested = options.pop("options", None) or {}
-    settings = read(preset, {**nested, **options})
+    asked = read(preset, {**nested, **options})
     sharing = Sharing.read(mesh, axis, shards)
-    decay = _Decay.read(weight_decay, settings)
+    decay = _Decay.read(weight_decay, asked)
 
     def init(params: Any) -> ScaleByFoamState:
         _calls.register()
+        settings = asked.here()
         found = _tree.entries(params, "parameter")
         mask = _tree.decay_mask(weight_decay_mask, params, len(found))
         leaves = _tree.leaves_of(found, param_options, mask)
@@ -85,6 +86,7 @@ def scale_by_foam(
 
     def update(updates: Any, state: Any, params: Any = None) -> Tuple[Any, ScaleByFoamState]:
         _calls.register()
+        settings = asked.here()
         if params is None and decay.wanted:
             raise InvalidArgumentError("weight decay needs the parameters: call update(grads, state, params)")
         grads = _tree.entries(updates, "gradient")
