@@ -11,6 +11,7 @@ mod inverse;
 mod lanes;
 mod lower;
 mod passes;
+mod phases;
 mod pool;
 mod product;
 mod qr;
@@ -22,7 +23,6 @@ mod sense;
 mod soap;
 mod sweep;
 mod thread;
-mod tridiagonal;
 mod walks;
 
 use super::{
@@ -64,6 +64,11 @@ struct Places<T>(*mut T);
 unsafe impl<T> Sync for Places<T> {}
 
 impl<T> Places<T> {
+    /// The address of `place`.
+    fn at(&self, place: usize) -> *mut T {
+        self.0.wrapping_add(place)
+    }
+
     /// # Safety
     /// `place` is within the buffer, and no other task touches it in this phase.
     unsafe fn put(&self, place: usize, value: T) {
@@ -281,8 +286,8 @@ impl Cpu {
         let mut cpu = Cpu {
             background: None,
             own: None,
+            scratches: tried((0..count).map(|_| Ok(Mutex::new(Scratch::new(shape, Some(&workers))?))), what)?,
             workers,
-            scratches: tried((0..count).map(|_| Ok(Mutex::new(Scratch::new(shape)?))), what)?,
             shape,
             chunk_sums: filled(0.0, walks.chunks.len(), what)?,
             tile_sums: filled(0.0, walks.partials, what)?,

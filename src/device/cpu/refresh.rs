@@ -392,7 +392,8 @@ fn climb_scaled<S: Real>(a: &[S], q: &mut [S], fault: InjectFault, scratch: &mut
     // SAFETY: matrix 2 is another matrix of the scratch; its first n numbers take the spectrum.
     let spectrum = unsafe { std::slice::from_raw_parts_mut(scratch.matrix::<S>(2), n) };
     let fails = matches!(fault, EvdChosen | EvdDouble | EvdAll);
-    if !fails && evd::decompose(a, spectrum, q, scratch.stack()) {
+    let workers = scratch.workers.clone();
+    if !fails && evd::decompose(a, spectrum, q, scratch.stack(), workers.as_ref()) {
         if fault == EvdNonorthogonal {
             q.copy_within(0..n, n);
         }
