@@ -1,5 +1,5 @@
-//! The CPU: faer for the products and decompositions, a pool over fixed tasks. Every verb is done when it
-//! returns.
+//! The CPU: faer for the products and decompositions, but for the eigendecomposition in single precision; a pool over
+//! fixed tasks. Every verb is done when it returns.
 
 mod accumulate;
 mod apply;

@@ -66,7 +66,7 @@ impl Phases {
 
     /// Calls `body` once for each number below `total`, on whichever threads are there.
     pub fn share(&self, total: usize, body: &(dyn Fn(usize) + Sync)) {
-        if !self.shared || total < 2 || total >= 1 << BITS {
+        if !self.shared || !(2..1 << BITS).contains(&total) {
             return (0..total).for_each(body);
         }
         // SAFETY: only the lifetime is erased: no task begins or goes on after this function.

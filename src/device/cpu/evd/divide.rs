@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(super) const STEP: usize = 8;
 /// Parts up to this side are solved by one thread.
 pub(super) const ALONE: usize = 256;
-/// Lists of double precision that a problem has, and lists of places.
+/// Lists of a problem in double precision, its matrix included, and lists of places.
 pub(super) const LISTS: usize = 9;
 pub(super) const ORDERS: usize = 4;
 
@@ -162,7 +162,7 @@ impl Frame {
 
 /// Where columns `first` to `last` are divided.
 fn middle(first: usize, last: usize) -> usize {
-    first + ((last - first + STEP) / 2 & !(STEP - 1)).max(STEP)
+    first + (((last - first + STEP) / 2) & !(STEP - 1)).max(STEP)
 }
 
 /// Solves T; false if it did not converge or T is not finite. The eigenvalues rise.

@@ -36,6 +36,18 @@ struct Split {
     scale: f64,
 }
 
+impl Split {
+    /// Whether most columns of `n` are kept: they stay where they are then, and the others take their old places.
+    fn stays(&self, n: usize) -> bool {
+        self.roots <= n / 2
+    }
+
+    /// Numbers of Q that the products read, for the halves of a block of side `n`.
+    fn packed(&self, n: usize, middle: usize) -> [usize; 2] {
+        [middle * (self.first + self.both), (n - middle) * (self.roots - self.first)]
+    }
+}
+
 /// Merges the columns up to `middle` with the others; false if a root was not found. A large block is shared among
 /// `phases`' threads.
 pub(super) fn merge(block: &mut Block, middle: usize, phases: &Phases) -> bool {
@@ -81,7 +93,8 @@ fn deflate(block: &mut Block, middle: usize) -> Split {
     let mut before: Option<usize> = None;
     for place in &merged[..n] {
         let own = *place as usize;
-        if !(rho * z[own].abs() > least) {
+        let counts = rho * z[own].abs() > least;
+        if !counts {
             kept -= 1;
             listed[kept] = own as u32;
             continue;
@@ -153,14 +166,16 @@ fn rotate(basis: &mut [f32], stride: usize, rows: Range<usize>, one: usize, two:
     }
 }
 
-/// Fills in the equation, in the order of its poles and in that of the rows of its vectors, and copies all columns.
+/// Fills in the equation, in the order of its poles and in that of the rows of its vectors, and copies what is read of Q
+/// or has to move.
 fn pack(block: &mut Block, middle: usize, split: &Split) {
     let (n, stride, top, k) = (block.side, block.stride, block.first, split.roots);
     let [z, poles, weights, row_poles, row_z, ..] = &mut block.lists;
     let [_, _, listed, kind] = &block.orders;
     let row_z: &mut [f32] = bytemuck::cast_slice_mut(row_z);
-    let (first, second) = block.packed.split_at_mut(middle * (split.first + split.both));
-    let (second, kept) = second.split_at_mut((n - middle) * (k - split.first));
+    let sizes = split.packed(n, middle);
+    let (first, second) = block.packed.split_at_mut(sizes[0]);
+    let (second, kept) = second.split_at_mut(sizes[1]);
     // The next row of each kind.
     let mut next = [0, split.first, split.first + split.both];
     for (place, column) in listed[..k].iter().enumerate() {
@@ -185,27 +200,34 @@ fn pack(block: &mut Block, middle: usize, split: &Split) {
     let [_, _, listed, _] = &mut block.orders;
     let d = &block.diagonal;
     listed[k..n].sort_unstable_by(|i, j| d[*i as usize].total_cmp(&d[*j as usize]).then(i.cmp(j)));
+    if split.stays(n) {
+        return;
+    }
     for ((column, z), kept) in listed[k..n].iter().zip(&mut z[k..n]).zip(kept.chunks_exact_mut(n)) {
         *z = d[*column as usize];
         kept.copy_from_slice(&block.basis[*column as usize * stride + top..][..n]);
     }
 }
 
-/// Copies the kept columns behind those of the roots, and finds the order of all.
+/// Puts the roots and the kept columns where they belong, and finds the order of all.
 fn unpack(block: &mut Block, middle: usize, split: &Split) {
     let (n, stride, top, k) = (block.side, block.stride, block.first, split.roots);
     let [z, _, _, _, _, origins, distances] = &block.lists;
-    for (d, (origin, distance)) in block.diagonal.iter_mut().zip(origins.iter().zip(distances.iter())).take(k)
-    {
-        *d = (origin + distance) / split.scale;
+    let [order, merged, listed, _] = &mut block.orders;
+    let root = |place: usize| (origins[place] + distances[place]) / split.scale;
+    let rest = &block.packed[split.packed(n, middle).iter().sum()..];
+    if split.stays(n) {
+        for (place, (column, vector)) in listed[..k].iter().zip(rest.chunks_exact(n)).enumerate() {
+            block.diagonal[*column as usize] = root(place);
+            block.basis[*column as usize * stride + top..][..n].copy_from_slice(vector);
+        }
+        return merge_orders(block.diagonal, &listed[..k], &listed[k..n], 0, &mut order[..n]);
     }
+    (0..k).for_each(|place| block.diagonal[place] = root(place));
     block.diagonal[k..n].copy_from_slice(&z[k..n]);
-    let taken = middle * (split.first + split.both) + (n - middle) * (k - split.first);
-    let kept = &block.packed[taken..];
-    for (column, kept) in block.basis.chunks_exact_mut(stride).skip(k).zip(kept.chunks_exact(n)) {
+    for (column, kept) in block.basis.chunks_exact_mut(stride).skip(k).zip(rest.chunks_exact(n)) {
         column[top..][..n].copy_from_slice(kept);
     }
-    let [order, merged, listed, _] = &mut block.orders;
     for list in [&mut *merged, &mut *listed] {
         list[..n].iter_mut().enumerate().for_each(|(place, number)| *number = place as u32);
     }
@@ -237,7 +259,13 @@ fn solve(block: &mut Block, middle: usize, split: &Split, phases: &Phases) -> bo
     let (n, k) = (block.side, split.roots);
     let [_, poles, weights, row_poles, row_z, origins, distances] = &mut block.lists;
     let stride = k.next_multiple_of(STEP);
-    let (packed, basis) = (block.packed.as_mut_ptr(), block.basis[block.first..].as_mut_ptr());
+    let sizes = split.packed(n, middle);
+    let packed = block.packed.as_mut_ptr();
+    let (target, target_stride) = if split.stays(n) {
+        (packed.wrapping_add(sizes.iter().sum()), n)
+    } else {
+        (block.basis[block.first..].as_mut_ptr(), block.stride)
+    };
     let [first, second] = [split.first + split.both, k - split.first];
     let part = |data: *mut f32, rows: usize, cols: usize, col: usize| Span2 { data, rows, cols, row: 1, col };
     let columns = Columns {
@@ -250,11 +278,11 @@ fn solve(block: &mut Block, middle: usize, split: &Split, phases: &Phases) -> bo
         stride,
         left: [
             part(packed, middle, first, middle),
-            part(packed.wrapping_add(middle * first), n - middle, second, n - middle),
+            part(packed.wrapping_add(sizes[0]), n - middle, second, n - middle),
         ],
         target: [
-            part(basis, middle, k, block.stride),
-            part(basis.wrapping_add(middle), n - middle, k, block.stride),
+            part(target, middle, k, target_stride),
+            part(target.wrapping_add(middle), n - middle, k, target_stride),
         ],
         rows: [0, split.first],
     };

@@ -68,10 +68,15 @@ fn scratch_single(n: usize) -> StackReq {
     ])
 }
 
-/// From this side on a decomposition is shared among threads.
+/// From this side on a decomposition is shared among threads; in what parts depends on the side alone.
 const SHARED: usize = 384;
 
-/// Bytes to which the columns of a tridiagonal form are aligned.
+/// Whether [`decompose`] in single precision has something to do for several threads.
+pub(super) fn is_shared(n: usize) -> bool {
+    n >= SHARED
+}
+
+/// Bytes to which memory is aligned.
 const ALIGNMENT: usize = 64;
 
 /// A = Q diag(D) Qᵀ, column-major; false if it did not converge. Threads of `workers` that are free help with a large
@@ -107,7 +112,7 @@ pub(super) fn decompose<S: Real>(
     .is_ok()
 }
 
-/// The same in single precision: the tridiagonal form and its decomposition are our own.
+/// The same in single precision: the tridiagonal form and its decomposition are our own, the reflections back are faer's.
 fn decompose_single(
     a: &[f32],
     spectrum: &mut [f32],
@@ -142,7 +147,6 @@ fn decompose_single(
         }
     }
     let solved = {
-        // SAFETY-free: whatever is there is overwritten before it is read.
         let (mut room, _) = stack.make_aligned_with(2 * side * side, ALIGNMENT, |_| 0f32);
         let (packed, vectors) = room.split_at_mut(side * side);
         let problem =
@@ -156,7 +160,7 @@ fn decompose_single(
 }
 
 /// Vectors of a large matrix that are reflected together.
-const COLUMNS: usize = 64;
+const COLUMNS: usize = 128;
 
 /// How many vectors of side `n` are reflected together, and the bytes that takes.
 fn go_back_shape(n: usize, block: usize) -> (usize, usize) {
@@ -181,18 +185,16 @@ fn go_back(
     phases: &Phases,
 ) {
     let (n, block) = (reflections.ncols() + 1, factors.nrows());
-    let own = |from: usize| block.min(n - 1 - from);
-    let places = (Places(factors.as_ptr_mut()), Places(basis.as_mut_ptr()));
-    let col_stride = factors.col_stride();
+    let (col_stride, factors, basis) =
+        (factors.col_stride(), Places(factors.as_ptr_mut()), Places(basis.as_mut_ptr()));
     // Each block of reflections is I − V·F⁻¹·Vᵀ: F has the τ on its diagonal, and VᵀV above it.
     phases.share((n - 1).div_ceil(block), &|number| {
         let from = number * block;
-        let count = own(from);
+        let count = block.min(n - 1 - from);
         let own = reflections.submatrix(from, from, n - 1 - from, count);
+        let factor = factors.at(from * col_stride as usize);
         // SAFETY: each has its own columns.
-        let factor = unsafe {
-            MatMut::from_raw_parts_mut(places.0.at(from * col_stride as usize), count, count, 1, col_stride)
-        };
+        let factor = unsafe { MatMut::from_raw_parts_mut(factor, count, count, 1, col_stride) };
         upgrade_householder_factor(factor, own, block, 1, Par::Seq);
     });
     let (width, need) = go_back_shape(n, block);
@@ -204,8 +206,8 @@ fn go_back(
         // SAFETY: each has its own columns and room; the factors are not written any more.
         let (columns, factors, room) = unsafe {
             (
-                MatMut::from_raw_parts_mut(places.1.at(from * n + 1), n - 1, count, 1, n as isize),
-                MatRef::from_raw_parts(places.0.at(0).cast_const(), block, n - 1, 1, col_stride),
+                MatMut::from_raw_parts_mut(basis.at(from * n + 1), n - 1, count, 1, n as isize),
+                MatRef::from_raw_parts(factors.at(0).cast_const(), block, n - 1, 1, col_stride),
                 std::slice::from_raw_parts_mut(room.at(number * need), need),
             )
         };

@@ -222,9 +222,6 @@ fn compare(name: &str, a: &[f64], expected: Option<&[f64]>, scale: f64) {
         tuned::<f32>(),
     );
     let faers = if faer.is_ok() { errors(&a, &spectrum, &basis) } else { [f64::INFINITY; 2] };
-    if std::env::var_os("FOAM_PRINT_EVD").is_some() {
-        println!("{n} {name} {scale:e}: {:.2} {:.2}, faer {:.2} {:.2}", ours[0], ours[1], faers[0], faers[1]);
-    }
     for (ours, faers) in ours.into_iter().zip(faers) {
         // Below this all are equally good.
         assert!(ours <= faers.max(ACCURATE), "{name}, side {n}, scale {scale:e}: {ours} steps, faer {faers}");
@@ -232,7 +229,7 @@ fn compare(name: &str, a: &[f64], expected: Option<&[f64]>, scale: f64) {
 }
 
 /// Steps of single precision that count as accurate.
-const ACCURATE: f64 = 4.0;
+const ACCURATE: f64 = 3.0;
 
 #[test]
 fn single_precision_is_as_accurate_as_faers() {
