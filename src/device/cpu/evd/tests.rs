@@ -261,7 +261,7 @@ fn single_precision_may_be_large_or_small() {
 #[test]
 fn single_precision_is_the_same_on_any_number_of_threads() {
     let mut seed = 7;
-    for n in [SHARED - 1, SHARED, SHARED + 23, 520] {
+    for n in [SHARED - 1, SHARED, SHARED + 23, 600] {
         for (name, a, _) in kinds(n, &mut seed).into_iter().step_by(3) {
             let a: Vec<f32> = a.iter().map(|x| *x as f32).collect();
             let mut first: Option<(Vec<f32>, Vec<f32>)> = None;
@@ -273,7 +273,11 @@ fn single_precision_is_the_same_on_any_number_of_threads() {
                 memory.fill(MaybeUninit::new(threads as u8));
                 assert!(decompose(&a, &mut spectrum, &mut basis, MemStack::new(&mut memory), workers));
                 match &first {
-                    None => first = Some((spectrum, basis)),
+                    None => {
+                        let errors = errors(&a, &spectrum, &basis);
+                        assert!(errors.iter().all(|error| *error < 15.0), "{name}, side {n}: {errors:?}");
+                        first = Some((spectrum, basis));
+                    }
                     Some(first) => {
                         assert!(*first == (spectrum, basis), "{name}, side {n}, {threads} threads");
                     }

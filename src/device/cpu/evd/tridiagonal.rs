@@ -28,8 +28,9 @@ pub(super) fn columns(n: usize) -> usize {
     n.next_multiple_of(COLUMNS)
 }
 
-/// Below a column with so many rows the work is shared, in parts that depend on the number of rows alone.
-const SHARED: usize = 256;
+/// Columns with more rows below them share the work, in parts that depend on the number of rows alone. With fewer rows a
+/// part would be too short: whoever waits for a thread that the system has put aside loses more than was gained.
+const SHARED: usize = 512;
 /// Columns for one part, and the most parts.
 const PART: usize = 128;
 const MOST_PARTS: usize = 8;
