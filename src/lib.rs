@@ -15,7 +15,7 @@
 //! | [`config`] | the hyperparameters: every option, its default, its range |
 //! | `engine` | Algorithm 1, once: the plan (parameters → blocks → stacks), the State, `accumulate`, `check`, `apply`; grafting; `ranks`: who owns which block, and the exchange of a step |
 //! | `preconditioner` | Shampoo and SOAP as values: their arrays, the order of their verbs; a factor's record, when it is checked, the policies, the damping, the proven bounds, the diagnosis |
-//! | `device` | the trait of a device and what it is given; `cpu` (faer, the pools of the process), `gpu` (verbs, kernels, tables) over `gpu::cuda` |
+//! | `device` | the trait of a device and what it is given; `cpu` (faer, the eigendecomposition of f32, the pools of the process), `gpu` (verbs, kernels, tables) over `gpu::cuda` |
 //! | `comm` | collectives that the caller injects, messages in the host's or a device's memory; agreement of the ranks at creation |
 //! | `checkpoint` | state to and from safetensors, whole or by parameter, atomically; files of the first format |
 //! | `error`, `memory`, `tensor` | the error enum; aligned, fallible memory; element types, once |

@@ -104,6 +104,27 @@ fn f32_results_do_not_depend_on_the_number_of_threads() {
 }
 
 #[test]
+fn a_large_factor_does_not_depend_on_the_threads_that_share_it() {
+    // Beside others, alone, and two of them.
+    for shapes in [&[&[430i64, 3][..], &[20, 30]][..], &[&[400, 1]], &[&[390, 385]]] {
+        let run = |threads: usize| {
+            let named = |(i, shape): (usize, &&[i64])| Spec::new(&format!("w{i}"), shape);
+            let specs: Vec<Spec> = shapes.iter().enumerate().map(named).collect();
+            let mut run = Run::new(specs, &format!("policy=stale max_factor_dim=512 num_threads={threads}"));
+            run.steps(4);
+            (run.params.clone(), run.model.statistics(), run.state())
+        };
+        let expected = run(1);
+        for threads in [2, 3, 5] {
+            let got = run(threads);
+            assert_eq!(got.1, expected.1, "{threads} threads");
+            assert!(got.0 == expected.0, "other parameters with {threads} threads");
+            assert!(got.2 == expected.2, "another state with {threads} threads");
+        }
+    }
+}
+
+#[test]
 fn bf16_results_do_not_depend_on_the_number_of_threads() {
     every_thread_count_gives_the_same_bits(Dtype::Bf16, "foam");
     every_thread_count_gives_the_same_bits(Dtype::Bf16, "diagonal_residual");

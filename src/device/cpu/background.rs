@@ -212,7 +212,7 @@ impl Background {
         };
         let shared = SharedQueue { queue: Mutex::new(queue), wake: Condvar::new(), done: Condvar::new() };
         let shared = Counted::new(shared, what).ok()?;
-        let mut scratch = Scratch::new(self.shape).ok()?;
+        let mut scratch = Scratch::new(self.shape, None).ok()?;
         scratch.place(self.scratch.as_ptr());
         let told = boxed(Start { shared: shared.clone(), scratch }, what).ok()?;
         let thread = Thread::start(told, 0, |told| serve(*told))?;

@@ -1,5 +1,5 @@
-//! The CPU: faer for the products and decompositions, a pool over fixed tasks. Every verb is done when it
-//! returns.
+//! The CPU: faer for the products and decompositions, but for the eigendecomposition in single precision; a pool over
+//! fixed tasks. Every verb is done when it returns.
 
 mod accumulate;
 mod apply;
@@ -11,6 +11,7 @@ mod inverse;
 mod lanes;
 mod lower;
 mod passes;
+mod phases;
 mod pool;
 mod product;
 mod qr;
@@ -23,7 +24,6 @@ mod soap;
 mod square;
 mod sweep;
 mod thread;
-mod tridiagonal;
 mod walks;
 
 use super::{
@@ -65,6 +65,11 @@ struct Places<T>(*mut T);
 unsafe impl<T> Sync for Places<T> {}
 
 impl<T> Places<T> {
+    /// The address of `place`.
+    fn at(&self, place: usize) -> *mut T {
+        self.0.wrapping_add(place)
+    }
+
     /// # Safety
     /// `place` is within the buffer, and no other task touches it in this phase.
     unsafe fn put(&self, place: usize, value: T) {
@@ -297,8 +302,8 @@ impl Cpu {
         let mut cpu = Cpu {
             background: None,
             own: None,
+            scratches: tried((0..count).map(|_| Ok(Mutex::new(Scratch::new(shape, Some(&workers))?))), what)?,
             workers,
-            scratches: tried((0..count).map(|_| Ok(Mutex::new(Scratch::new(shape)?))), what)?,
             shape,
             rooms: tried(
                 (0..rooms).map(|_| Ok(Mutex::new(Room { memory: std::ptr::null_mut(), holds: None }))),

@@ -73,6 +73,13 @@ impl Workers {
     }
 }
 
+impl Clone for Workers {
+    fn clone(&self) -> Workers {
+        self.0.users.fetch_add(1, Ordering::AcqRel);
+        Workers(self.0)
+    }
+}
+
 impl Drop for Workers {
     fn drop(&mut self) {
         if self.0.users.fetch_sub(1, Ordering::AcqRel) > 1 {

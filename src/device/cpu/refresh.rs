@@ -30,7 +30,7 @@ pub(super) fn refresh(cpu: &mut Cpu, rules: &Rules, orders: &[RefreshOrder], ref
     refreshed.resize(orders.len(), Refreshed::default());
     let answers = Places(refreshed.as_mut_ptr());
     let background = cpu.background.take();
-    cpu.each_factor(orders.len(), &|shared, task, scratch| {
+    let work = |shared: &Shared, task: usize, scratch: &mut Scratch| {
         let (order, ahead) = (&orders[task], background.as_ref());
         let answer = match shared.plan.param_of(order.factor).statistic {
             Precision::F32 if order.delayed => adopt_factor::<f32>(shared, order, ahead, scratch),
@@ -40,6 +40,23 @@ pub(super) fn refresh(cpu: &mut Cpu, rules: &Rules, orders: &[RefreshOrder], ref
         };
         // SAFETY: one place per task.
         unsafe { answers.put(task, answer) };
+    };
+    // A few large factors come first, one after the other, each shared among the threads; the others are each of one
+    // thread. What is found does not depend on this.
+    let (plan, threads) = (cpu.shared.plan.clone(), cpu.workers.threads());
+    let is_large = |order: &RefreshOrder| {
+        let single = plan.param_of(order.factor).statistic == Precision::F32;
+        single && order.qr.is_none() && !order.delayed && evd::is_shared(plan.factors[order.factor].dim)
+    };
+    let large = orders.iter().filter(|order| is_large(order)).count();
+    let is_first = |task: usize| 2 * large <= threads && is_large(&orders[task]);
+    for task in (0..orders.len()).filter(|task| is_first(*task)) {
+        cpu.each_factor(1, &|shared, _, scratch| work(shared, task, scratch));
+    }
+    cpu.each_factor(orders.len(), &|shared, task, scratch| {
+        if !is_first(task) {
+            work(shared, task, scratch);
+        }
     });
     cpu.background = background;
 }
@@ -392,7 +409,8 @@ fn climb_scaled<S: Real>(a: &[S], q: &mut [S], fault: InjectFault, scratch: &mut
     // SAFETY: matrix 2 is another matrix of the scratch; its first n numbers take the spectrum.
     let spectrum = unsafe { std::slice::from_raw_parts_mut(scratch.matrix::<S>(2), n) };
     let fails = matches!(fault, EvdChosen | EvdDouble | EvdAll);
-    if !fails && evd::decompose(a, spectrum, q, scratch.stack()) {
+    let workers = scratch.workers.clone();
+    if !fails && evd::decompose(a, spectrum, q, scratch.stack(), workers.as_ref()) {
         if fault == EvdNonorthogonal {
             q.copy_within(0..n, n);
         }

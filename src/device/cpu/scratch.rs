@@ -1,6 +1,7 @@
 //! The scratch of one factor at a check step: a few matrices and the workspace of an eigendecomposition, made once.
 
 use super::certificate;
+use super::pool::Workers;
 use super::product::{Span2, mirror, multiply, multiply_lower};
 use super::real::Real;
 use super::{Precision, Shared};
@@ -20,6 +21,8 @@ pub(super) struct Scratch {
     pub room: Vec<f64>,
     /// Room for an order of the columns.
     pub order: Vec<usize>,
+    /// Whose threads help with a large factor, unless they are at work.
+    pub workers: Option<Workers>,
 }
 
 // SAFETY: the memory is the scratch's own as long as it is placed there.
@@ -75,7 +78,7 @@ impl ScratchShape {
 
 impl Scratch {
     /// The scratch that has no memory yet.
-    pub fn new(shape: ScratchShape) -> Result<Scratch> {
+    pub fn new(shape: ScratchShape, workers: Option<&Workers>) -> Result<Scratch> {
         let what = "the workspace of a check";
         Ok(Scratch {
             shape,
@@ -83,6 +86,7 @@ impl Scratch {
             vector: reserved(shape.side, what)?,
             room: filled(0.0, ROOM * shape.side + certificate::PADDING, what)?,
             order: reserved(shape.side, what)?,
+            workers: workers.cloned(),
         })
     }
 

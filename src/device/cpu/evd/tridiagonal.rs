@@ -4,8 +4,11 @@
 //! [`LANES`] rows, which takes a third of its time. In double precision, where a group would be two vectors, it takes as
 //! long as faer's from side 256 on: that is left to faer.
 
-use super::real::{vectorized, wide_sum_of_squares};
+use super::super::Places;
+use super::super::phases::Phases;
+use super::super::real::{vectorized, wide_sum_of_squares};
 use std::array::from_fn;
+use std::ops::Range;
 
 /// Rows that are worked on together.
 const LANES: usize = 8;
@@ -25,52 +28,148 @@ pub(super) fn columns(n: usize) -> usize {
     n.next_multiple_of(COLUMNS)
 }
 
+/// Columns with more rows below them share the work, in parts that depend on the number of rows alone. With fewer rows a
+/// part would be too short: whoever waits for a thread that the system has put aside loses more than was gained.
+const SHARED: usize = 512;
+/// Columns for one part, and the most parts.
+const PART: usize = 128;
+const MOST_PARTS: usize = 8;
+
 /// Numbers that [`tridiagonalize`] needs beside the matrix.
 pub(super) fn room(n: usize) -> usize {
-    4 * padded(n)
+    (4 + if n > SHARED { MOST_PARTS } else { 0 }) * padded(n)
 }
 
 /// The matrix `a`, of which the lower triangle is given, becomes T, in its diagonal and below it, and under these the
 /// vectors v without their first number, which is 1. `a` has [`padded`] numbers in each of [`columns`] columns, and
 /// zeros beyond the side `n`; `taus` has a number for each column but the last, infinite where nothing is reflected.
-pub(super) fn tridiagonalize(a: &mut [f32], n: usize, taus: &mut [f32], room: &mut [f32]) {
+pub(super) fn tridiagonalize(a: &mut [f32], n: usize, taus: &mut [f32], room: &mut [f32], phases: &Phases) {
+    let stride = padded(n);
+    room.fill(0.0);
+    let (u, rest) = room.split_at_mut(stride);
+    let (v, rest) = rest.split_at_mut(stride);
+    let (y, rest) = rest.split_at_mut(stride);
+    let (z, partial) = rest.split_at_mut(stride);
+    let mut form = Form { a, n, stride, taus, u, v, y, z };
+    let shared = n.saturating_sub(SHARED);
+    for k in 0..shared {
+        vectorized(
+            #[inline(always)]
+            || form.begin(k),
+        );
+        form.multiply_shared(k, partial, phases);
+        vectorized(
+            #[inline(always)]
+            || form.end(k),
+        );
+    }
     vectorized(
         #[inline(always)]
-        || tridiagonalize_in(a, n, taus, room),
+        || form.columns(shared),
     );
 }
 
-/// Column k + 1 of T needs A − u·yᵀ − y·uᵀ of all reflections before. That of the last one is left to the pass that
-/// multiplies the matrix with the next v: it is read and written once per column.
-#[inline(always)]
-fn tridiagonalize_in(a: &mut [f32], n: usize, taus: &mut [f32], room: &mut [f32]) {
-    let stride = padded(n);
-    let room = &mut room[..4 * stride];
-    room.fill(0.0);
-    let (mut u, rest) = room.split_at_mut(stride);
-    let (mut v, rest) = rest.split_at_mut(stride);
-    let (y, z) = rest.split_at_mut(stride);
-    for k in 0..n {
-        let column = &mut a[k * stride..][..stride];
+/// A matrix on its way to tridiagonal form. Column k + 1 of T needs A − u·yᵀ − y·uᵀ of all reflections before. That of the
+/// last one is left to the pass that multiplies the matrix with the next v: it is read and written once per column.
+struct Form<'a> {
+    a: &'a mut [f32],
+    n: usize,
+    stride: usize,
+    taus: &'a mut [f32],
+    u: &'a mut [f32],
+    v: &'a mut [f32],
+    y: &'a mut [f32],
+    z: &'a mut [f32],
+}
+
+impl Form<'_> {
+    /// All columns from `first` on.
+    #[inline(always)]
+    fn columns(&mut self, first: usize) {
+        for k in first..self.n {
+            self.begin(k);
+            if k + 1 == self.n {
+                return;
+            }
+            let (from, stride) = ((k + 1) & !(LANES - 1), self.stride);
+            self.z[from..].fill(0.0);
+            let own = (k + 1) & !(COLUMNS - 1);
+            pass_all(&mut self.a[own * stride..], stride, own..self.n, [self.u, self.y, self.v], self.z);
+            self.end(k);
+        }
+    }
+
+    /// Column k of T, and its v.
+    #[inline(always)]
+    fn begin(&mut self, k: usize) {
+        let column = &mut self.a[k * self.stride..][..self.stride];
         // u and y are zero above row k.
         let from = k & !(LANES - 1);
-        subtract(&mut column[from..], &u[from..], &y[from..], u[k], y[k]);
-        if k + 1 == n {
-            return;
+        subtract(&mut column[from..], &self.u[from..], &self.y[from..], self.u[k], self.y[k]);
+        if k + 1 < self.n {
+            (self.u[k], self.y[k]) = (0.0, 0.0);
+            self.taus[k] = reflect(column, self.v, k + 1, (k + 1) & !(LANES - 1));
         }
-        (u[k], y[k]) = (0.0, 0.0);
+    }
+
+    /// y, from z = A·v.
+    #[inline(always)]
+    fn end(&mut self, k: usize) {
         let from = (k + 1) & !(LANES - 1);
-        taus[k] = reflect(column, v, k + 1, from);
-        z[from..].fill(0.0);
-        for j in ((k + 1) & !(COLUMNS - 1)..n).step_by(COLUMNS) {
-            let first = j & !(LANES - 1);
-            let columns = &mut a[j * stride..][..COLUMNS * stride];
-            let sums = pass(columns, j, [&u[first..], &y[first..], &v[first..]], &mut z[first..]);
-            z[j..].iter_mut().zip(sums).for_each(|(z, sum)| *z += sum);
+        self.z[from..k + 1].fill(0.0);
+        finish(&mut self.y[from..], &self.z[from..], &self.v[from..], 1.0 / self.taus[k]);
+        std::mem::swap(&mut self.u, &mut self.v);
+    }
+
+    /// z = A·v, in parts of about equal work; each adds up what its own columns give, in `partial`.
+    fn multiply_shared(&mut self, k: usize, partial: &mut [f32], phases: &Phases) {
+        let (n, stride, rows) = (self.n, self.stride, self.n - k - 1);
+        let parts = (rows / PART).clamp(1, MOST_PARTS);
+        let start = |part: usize| match part {
+            0 => (k + 1) & !(COLUMNS - 1),
+            // A triangle of `rest` columns has the area of the parts that follow.
+            _ if part < parts => {
+                let rest = rows as f64 * ((parts - part) as f64 / parts as f64).sqrt();
+                (n - rest as usize) & !(LANES - 1)
+            }
+            _ => n,
+        };
+        let (a, sums) = (Places(self.a.as_mut_ptr()), Places(partial[..parts * stride].as_mut_ptr()));
+        let vectors: [&[f32]; 3] = [self.u, self.y, self.v];
+        phases.share(parts, &|part| {
+            let own = start(part)..start(part + 1);
+            let width = own.len().next_multiple_of(COLUMNS);
+            // SAFETY: parts have different columns and different sums.
+            let (a, z) = unsafe {
+                (
+                    std::slice::from_raw_parts_mut(a.at(own.start * stride), width * stride),
+                    std::slice::from_raw_parts_mut(sums.at(part * stride), stride),
+                )
+            };
+            vectorized(
+                #[inline(always)]
+                || {
+                    z[own.start & !(LANES - 1)..].fill(0.0);
+                    pass_all(a, stride, own.clone(), vectors, z);
+                },
+            );
+        });
+        let from = (k + 1) & !(LANES - 1);
+        self.z[from..].copy_from_slice(&partial[from..stride]);
+        for part in 1..parts {
+            let (from, z) = (start(part), &partial[part * stride..][..stride]);
+            self.z[from..].iter_mut().zip(&z[from..]).for_each(|(sum, z)| *sum += z);
         }
-        z[from..k + 1].fill(0.0);
-        finish(&mut y[from..], &z[from..], &v[from..], 1.0 / taus[k]);
-        std::mem::swap(&mut u, &mut v);
+    }
+}
+
+/// [`pass`] for the columns `own`, of which the first is at the start of `a`.
+#[inline(always)]
+fn pass_all(a: &mut [f32], stride: usize, own: Range<usize>, [u, y, v]: [&[f32]; 3], z: &mut [f32]) {
+    for (j, columns) in own.step_by(COLUMNS).zip(a.chunks_exact_mut(COLUMNS * stride)) {
+        let first = j & !(LANES - 1);
+        let sums = pass(columns, j, [&u[first..], &y[first..], &v[first..]], &mut z[first..]);
+        z[j..].iter_mut().zip(sums).for_each(|(z, sum)| *z += sum);
     }
 }
 
