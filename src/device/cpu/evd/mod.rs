@@ -163,7 +163,7 @@ fn decompose_single(
 fn together(n: usize) -> usize {
     match n {
         ..12 => 1,
-        ..SHARED => 16,
+        12..SHARED => 16,
         _ => 32,
     }
 }

@@ -141,8 +141,11 @@ fn banded(n: usize, diagonal: impl Fn(usize) -> f64, below: impl Fn(usize) -> f6
     (0..n * n).map(|k| entry(k % n, k / n)).collect()
 }
 
+/// A name, a matrix, and its eigenvalues where they are known.
+type Kind = (&'static str, Vec<f64>, Option<Vec<f64>>);
+
 /// Matrices of side `n` that are hard for one step or another, with their eigenvalues where they are known.
-fn kinds(n: usize, seed: &mut u64) -> Vec<(&'static str, Vec<f64>, Option<Vec<f64>>)> {
+fn kinds(n: usize, seed: &mut u64) -> Vec<Kind> {
     let place = |k: usize| (k + 1) as f64 / n as f64;
     let mut random: Vec<f64> = (0..n).map(|_| draw(seed)).collect();
     random.sort_unstable_by(f64::total_cmp);
