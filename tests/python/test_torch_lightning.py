@@ -4,6 +4,7 @@
 
 import json
 import struct
+import time
 
 import lightning.pytorch as lightning
 import pytest
@@ -115,11 +116,13 @@ def logged(folder):
     (path,) = folder.rglob("run-*.wandb")
     data, place, whole = path.read_bytes(), 7, b""
     # LevelDB's log format: blocks of 32 kB; a record is one piece (kind 1) or several, the last of kind 4.
-    while place < len(data):
+    while place + 7 <= len(data):
         if 32768 - place % 32768 < 7:
             place += 32768 - place % 32768
             continue
         _, length, kind = struct.unpack_from("<IHB", data, place)
+        if place + 7 + length > len(data):
+            return
         whole += data[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in (1, 4):
@@ -140,7 +143,11 @@ def test_weights_and_biases_writes_what_it_was_given(tmp_path):
             expected.append(foam.watch.scalars(optimizer, per_factor="per_factor" in options))
     finally:
         wandb.finish()
-    first, second = logged(tmp_path)
+    # Its own process may still be writing when `finish` returns.
+    until = time.monotonic() + 60
+    while len(rows := list(logged(tmp_path))) < 2 and time.monotonic() < until:
+        time.sleep(0.1)
+    first, second = rows
     assert (first["_step"], second["_step"]) == (0, 12)
     for found, given in zip((first, second), expected):
         assert {name: value for name, value in found.items() if not name.startswith("_")} == given
