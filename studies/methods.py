@@ -55,7 +55,7 @@ def _adamw(model: nn.Module, lr: float) -> Sequence[torch.optim.Optimizer]:
 
 def _orthogonal(update: torch.Tensor, coefficients: Sequence[float], steps: int, eps: float) -> torch.Tensor:
     """Muon's iteration X ← aX + (bS + cS²)X with S = XXᵀ, in single precision: torch's works in bf16, for which CPUs
-    without such products need twenty times as long.
+    without such products need far longer: eleven times for a run on the autoencoder.
     """
     a, b, c = coefficients
     wide = update.T if update.shape[0] > update.shape[1] else update
