@@ -56,6 +56,7 @@ fn works() -> Vec<Work> {
         Work { threads: &[2], ..Work::new("S7", "GPT-2 small, 12 blocks", model(768)) },
         // Next to no products: what a block costs beside them.
         Work { threads: &[1], ..Work::new("S8", "4,096 vectors of 4", vec![vec![4]; 4096]) },
+        Work { threads: &[1], ..Work::new("S9", "16 vectors of 1024", vec![vec![1024]; 16]) },
     ]
 }
 

@@ -10,4 +10,5 @@ mod fuzz;
 mod resume;
 mod squares;
 mod stack;
+mod vectors;
 mod xla;

@@ -3,8 +3,9 @@
 use super::lower;
 use super::product::{Span2, is_small, multiply, multiply_lower, multiply_only_lower};
 use super::real::{Real, SPAN, in_place, sum_of_squares, vectorized};
+use super::vectors;
 use super::walks::{Chunk, Tile};
-use super::{Cpu, Places, Precision, Shared, by_precision};
+use super::{BlockStep, Cpu, Places, Precision, Shared, by_precision};
 use crate::device::{INFO_IDLE, INFO_NOT_FINITE};
 use crate::engine::plan::AxisView;
 use crate::engine::rules::Rules;
@@ -151,7 +152,9 @@ pub(super) fn accumulate(cpu: &mut Cpu, rules: &Rules) {
             cpu.shared.set_clock(block, tick.clock);
         }
     }
-    let (shared, steps) = (&cpu.shared, &cpu.steps);
+    gather_vectors(cpu);
+    let (shared, steps, gathered) = (&cpu.shared, &cpu.steps, cpu.gathered.as_ref());
+    let of_vector = |block: usize| gathered.filter(|gathered| gathered.takes(block));
     for wave in &shared.walks.waves {
         let adds = |block: usize| steps[block].accumulates;
         if wave.statistics.is_empty() || !wave.blocks.clone().any(adds) {
@@ -164,19 +167,54 @@ pub(super) fn accumulate(cpu: &mut Cpu, rules: &Rules) {
             if steps[chunk.block].accumulates
                 && by_precision!(param, where_it_lies(shared, rules, chunk.block)).is_none()
             {
-                by_precision!(param, gather_chunk(shared, rules, chunk));
+                let side = shared.plan.blocks[chunk.block].elements;
+                let target = match (of_vector(chunk.block), param.statistic) {
+                    (None, _) => shared.work(chunk.block),
+                    (Some(gathered), Precision::F32) => gathered.last::<f32>(chunk.block, side).cast(),
+                    (Some(gathered), Precision::F64) => gathered.last::<f64>(chunk.block, side).cast(),
+                };
+                by_precision!(param, gather_chunk(shared, rules, chunk, target));
             }
         });
         cpu.workers.run(wave.statistics.len(), wave.parallel, &|task, _| {
             let tile = &wave.statistics[task];
             let step = &steps[tile.block];
-            if step.accumulates {
+            if let Some(gathered) = of_vector(tile.block) {
+                if step.accumulates && (step.decay != 1.0 || gathered.is_full(tile.block)) {
+                    vectors::take(shared, gathered, tile, step.decay);
+                }
+            } else if step.accumulates {
                 let param = shared.param(tile.block);
                 let lies = by_precision!(param, where_it_lies(shared, rules, tile.block));
                 let source = lies.unwrap_or_else(|| Source::workspace(shared, tile.block));
                 by_precision!(param, statistic_tile(shared, step.decay, step.gain, tile, source));
             }
         });
+    }
+    if let Some(gathered) = &mut cpu.gathered {
+        for (block, step) in cpu.steps.iter().enumerate() {
+            if step.accumulates && gathered.takes(block) && (step.decay != 1.0 || gathered.is_full(block)) {
+                gathered.empty(block);
+            }
+        }
+    }
+}
+
+/// Counts the gradients of this step that vectors gather. A statistic that is multiplied in this step takes what was
+/// gathered before.
+fn gather_vectors(cpu: &mut Cpu) {
+    let Some(gathered) = &cpu.gathered else { return };
+    let steps = cpu.steps.iter().enumerate();
+    let takes = |(block, step): &(usize, &BlockStep)| step.accumulates && gathered.takes(*block);
+    if steps.clone().filter(takes).any(|(block, step)| step.decay != 1.0 && gathered.has(block)) {
+        vectors::settle(cpu);
+    }
+    if let Some(gathered) = &mut cpu.gathered {
+        for (block, step) in cpu.steps.iter().enumerate() {
+            if step.accumulates && gathered.takes(block) {
+                gathered.extend(block, step.gain);
+            }
+        }
     }
 }
 
@@ -214,9 +252,9 @@ fn where_it_lies<W: Real, S: Real>(shared: &Shared, rules: &Rules, block: usize)
     (small(source) && small(source.t())).then_some(Source { data: data.cast(), stride })
 }
 
-/// Brings the gradient into the workspace, in the precision of the statistics.
-fn gather_chunk<W: Real, S: Real>(shared: &Shared, rules: &Rules, chunk: &Chunk) {
-    let work: *mut S = shared.work(chunk.block);
+/// Brings the gradient to `target`, in the precision of the statistics and in the order of the workspace.
+fn gather_chunk<W: Real, S: Real>(shared: &Shared, rules: &Rules, chunk: &Chunk, target: *mut u8) {
+    let work: *mut S = target.cast();
     let gradient = Gradient::new(shared, rules, chunk.block);
     vectorized(
         #[inline(always)]
@@ -226,8 +264,8 @@ fn gather_chunk<W: Real, S: Real>(shared: &Shared, rules: &Rules, chunk: &Chunk)
                 // Inlined, so that it is compiled for the vectors that `vectorized` chose.
                 #[inline(always)]
                 |run| {
-                    // SAFETY: the run lies within the block's workspace and parameter, and belongs to
-                    // this chunk alone.
+                    // SAFETY: the run lies within the block's target and parameter, and belongs to this
+                    // chunk alone.
                     unsafe {
                         let target = std::slice::from_raw_parts_mut(work.add(run.work), run.len);
                         gradient.load(run.tensor, target);
@@ -253,6 +291,9 @@ pub(super) fn statistic_tile<W: Real, S: Real>(
     source: Source,
 ) {
     let block = &shared.plan.blocks[tile.block];
+    if block.dims.len() == 1 {
+        return vectors::add::<S>(shared, tile, decay, &[gain], source.data.cast());
+    }
     let factor = &shared.plan.factors[block.factors.start + tile.axis];
     let view = AxisView::new(&block.dims, tile.axis);
     let (start, width, n) = (tile.panel.start, tile.panel.len(), view.dim);

@@ -24,6 +24,7 @@ mod soap;
 mod square;
 mod sweep;
 mod thread;
+mod vectors;
 mod walks;
 
 use super::{
@@ -42,6 +43,7 @@ use parking_lot::Mutex;
 use pool::Workers;
 pub use product::kernels;
 use scratch::{Scratch, ScratchShape};
+use vectors::Gathered;
 use walks::Walks;
 
 /// Calls a function that is generic over the work and the statistic precision.
@@ -244,6 +246,8 @@ pub struct Cpu {
     background: Option<Background>,
     shared: Shared,
     own: Option<Own>,
+    /// Gradients of vectors that their statistics have not taken yet, of an owned state.
+    gathered: Option<Gathered>,
     workers: Workers,
     /// Sizes of a factor's scratch.
     shape: ScratchShape,
@@ -302,6 +306,7 @@ impl Cpu {
         let mut cpu = Cpu {
             background: None,
             own: None,
+            gathered: None,
             scratches: tried((0..count).map(|_| Ok(Mutex::new(Scratch::new(shape, Some(&workers))?))), what)?,
             workers,
             shape,
@@ -340,6 +345,7 @@ impl Cpu {
             cpu.place_scratches(scratches.as_ptr());
             cpu.place_rooms(scratches.as_ptr());
             cpu.own = Some(Own { state, work, scratches });
+            cpu.gathered = Gathered::new(&cpu.shared.plan, &cpu.shared.walks, allocator)?;
             cpu.background = Background::new(&cpu.shared.plan, cpu.shape, allocator)?;
         }
         Ok(cpu)
@@ -408,12 +414,14 @@ impl Device for Cpu {
     }
 
     unsafe fn read(&mut self, from: u64, into: &mut [u8]) -> Result<()> {
+        vectors::settle(self);
         // SAFETY: the caller's contract.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, into.as_mut_ptr(), into.len()) };
         Ok(())
     }
 
     unsafe fn write(&mut self, bytes: &[u8], to: u64) -> Result<()> {
+        vectors::settle(self);
         self.background.iter_mut().for_each(Background::abandon);
         // SAFETY: the caller's contract.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) };
@@ -421,12 +429,14 @@ impl Device for Cpu {
     }
 
     unsafe fn read_shared(&mut self, at: &SharedSquare, root: bool, into: &mut [u8]) -> Result<()> {
+        vectors::settle(self);
         // SAFETY: the caller's contract.
         unsafe { square::read(at, root, into) };
         Ok(())
     }
 
     unsafe fn write_shared(&mut self, bytes: &[u8], at: &SharedSquare, root: bool) -> Result<()> {
+        vectors::settle(self);
         self.background.iter_mut().for_each(Background::abandon);
         // SAFETY: the caller's contract.
         unsafe { square::write(bytes, at, root) };
@@ -434,6 +444,7 @@ impl Device for Cpu {
     }
 
     unsafe fn clear(&mut self, at: u64, bytes: usize) -> Result<()> {
+        vectors::settle(self);
         self.background.iter_mut().for_each(Background::abandon);
         // SAFETY: the caller's contract.
         unsafe { (at as *mut u8).write_bytes(0, bytes) };
@@ -451,6 +462,7 @@ impl Device for Cpu {
             state_host: own.map_or(0, |own| own.state.bytes()),
             state_device: 0,
             workspace: own.map_or(0, |own| own.work.bytes() + own.scratches.bytes())
+                + self.gathered.as_ref().map_or(0, Gathered::bytes)
                 + self.background.as_ref().map_or(0, Background::bytes),
             threads: self.workers.threads(),
         }
@@ -513,6 +525,7 @@ impl Device for Cpu {
     }
 
     fn sense(&mut self, rules: &Rules, orders: &[SenseOrder]) -> Result<()> {
+        vectors::settle(self);
         match self.shared.plan.preconditioner {
             Preconditioner::Shampoo(_) => sense::sense(self, rules, orders),
             Preconditioner::Soap(soap) => soap::sense(self, rules, &soap, orders),
@@ -542,6 +555,7 @@ impl Device for Cpu {
         orders: &[RefreshOrder],
         answers: &mut Vec<Refreshed>,
     ) -> Result<bool> {
+        vectors::settle(self);
         match self.shared.plan.preconditioner {
             Preconditioner::Shampoo(_) => refresh::refresh(self, rules, orders, answers),
             Preconditioner::Soap(soap) => soap::refresh(self, rules, &soap, orders, answers),
@@ -555,6 +569,7 @@ impl Device for Cpu {
     }
 
     fn postpone(&mut self, rules: &Rules, orders: &[RefreshOrder]) -> Result<()> {
+        vectors::settle(self);
         refresh::keep(self, rules, orders);
         self.resume(orders)
     }
