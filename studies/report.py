@@ -1,6 +1,6 @@
-"""Tables and pictures of the study, from the CSV files alone, written into docs/study.md and docs/study/.
+"""Tables and pictures of the study, from the CSV files alone, written into docs/study.md, docs/study/ and the README.
 
-    python studies/report.py [--results studies/results] [--page docs/study.md]
+    python studies/report.py [--results studies/results] [--page docs/study.md] [--readme README.md]
 
 A part whose file is not there is left as it is. Needs matplotlib for the pictures; without it the tables are written.
 """
@@ -44,6 +44,11 @@ def interval(values: Sequence[float]) -> float:
     centre = mean(values)
     spread = math.sqrt(sum((v - centre) ** 2 for v in values) / (len(values) - 1))
     return STUDENT.get(len(values) - 1, 1.96) * spread / math.sqrt(len(values))
+
+
+def spread(values: Sequence[float]) -> float:
+    """Half of the range: for few values, of which an interval would say nothing."""
+    return (max(values) - min(values)) / 2
 
 
 def shown(value: float, digits: int = 3) -> str:
@@ -158,6 +163,33 @@ def headline(rows: Sequence[Row]) -> str:
     return "\n".join([*out, "", *losers(found), *verbs(found)]) + "\n"
 
 
+#: The methods of the README, and what they are called there.
+FRONT = {
+    "adamw": "AdamW",
+    "muon": "Muon",
+    "soap_authors": "SOAP, its authors' code",
+    "soap_fast": "SOAP, preset `soap`",
+    "stale": "Shampoo, policy `stale`",
+    "foam": "FOAM, preset `reference`",
+    "sandwich": "FOAM, preset `default`",
+}
+
+
+def front(rows: Sequence[Row]) -> str:
+    """The table of the README: final losses, and the typical task's steps and seconds to AdamW's loss."""
+    found, _ = cells(rows)
+    names = [name for name in FRONT if any(name in by_method for by_method in found.values())]
+    out = ["| test loss | " + " | ".join(found) + " | steps | CPU time |", "| --- |" + " --- |" * (len(found) + 2)]
+    for name in names:
+        line = [shown(mean(some[name].final)) if name in some else "" for some in found.values()]
+        there = [some for some in found.values() if name in some]
+        for what in ("steps", "seconds"):
+            ratio = median([some[name].typical(what) / some[BASE].typical(what) for some in there])
+            line.append(f"{ratio:.2f}" if math.isfinite(ratio) else "—")
+        out.append(f"| {FRONT[name]} | " + " | ".join(line) + " |")
+    return "\n".join(out) + "\n"
+
+
 def losers(found: Dict[str, Dict[str, Cell]]) -> List[str]:
     """Where a method does worse than AdamW."""
     out = ["### Where a method loses to AdamW", ""]
@@ -232,8 +264,8 @@ def in_order(variant: str) -> Tuple[str, float, str]:
 def ablations(rows: Sequence[Row]) -> str:
     found = ablation(rows)
     tasks = list(dict.fromkeys(row["task"] for row in rows))
-    out = ["Loss on validation data at the best learning rate, mean over seeds; behind it CPU seconds of a run and the",
-           "share of checks that decompose.", ""]
+    out = ["Loss on validation data at the best learning rate, mean over seeds ± half of their range where there are",
+           "several; behind it CPU seconds of a run and the share of checks that decompose.", ""]
     out += ["| variant | " + " | ".join(tasks) + " |", "| --- |" + " --- |" * len(tasks)]
     for variants in found.values():
         for variant, by_task in variants.items():
@@ -246,7 +278,9 @@ def ablations(rows: Sequence[Row]) -> str:
                 losses = [float(row["final_loss"]) for row in some]
                 rate = mean([int(row["evd_calls"]) / max(1, int(row["checks"])) for row in some])
                 seconds = mean([float(row["seconds"]) for row in some])
-                loss = f"{shown(mean(losses), 4)} ± {shown(interval(losses), 2)}"
+                loss = shown(mean(losses), 4)
+                if len(losses) > 1:
+                    loss += f" ± {shown(spread(losses), 2)}"
                 line.append(f"{loss}; {seconds:.1f} s, {100 * rate:.0f} %")
             out.append(f"| `{variant}` | " + " | ".join(line) + " |")
     return "\n".join(out) + "\n"
@@ -290,7 +324,7 @@ def colours(names: Sequence[str]) -> Dict[str, Any]:
 
     fixed = {BASE: "black", "sandwich": "tab:red"}
     tab = [colour for place, colour in enumerate(matplotlib.colormaps["tab10"].colors) if place != 3]
-    free = iter(3 * [*tab, *matplotlib.colormaps["Dark2"].colors])
+    free = iter(3 * [*tab, *matplotlib.colormaps["Dark2"].colors, *matplotlib.colormaps["Set2"].colors])
     return {name: fixed[name] if name in fixed else next(free) for name in names}
 
 
@@ -321,7 +355,11 @@ def draw_curves(rows: Sequence[Row], folder: Path) -> None:
                 shown_values += losses[len(losses) // 6 :]
         axis.axhline(targets[task], color="gray", lw=0.8)
         low, high = min(shown_values), sorted(shown_values)[int(0.95 * (len(shown_values) - 1))]
-        axis.set_ylim(low - 0.04 * (high - low), high + 0.04 * (high - low))
+        if low > 0 and high / low > 10:
+            axis.set_yscale("log")
+            axis.set_ylim(low / 1.15, high * 1.15)
+        else:
+            axis.set_ylim(low - 0.04 * (high - low), high + 0.04 * (high - low))
         axis.set(title=task, xlabel="step", ylabel="loss on test data")
         axis.spines[["top", "right"]].set_visible(False)
     for axis in list(axes.flat)[len(found) :]:
@@ -329,7 +367,7 @@ def draw_curves(rows: Sequence[Row], folder: Path) -> None:
     handles = [plt.Line2D([], [], color=colour[name], ls=style(name)) for name in names]
     columns = 5 if across > 1 else 3
     below = -(-len(names) // columns)
-    figure.tight_layout(rect=(0, 0.02 + 0.25 * below / (3.4 * down + 0.9), 1, 1))
+    figure.tight_layout(rect=(0, 0.01 + 0.19 * below / (3.4 * down + 0.9), 1, 1))
     figure.legend(handles, names, loc="lower center", ncol=columns, frameon=False, fontsize=8)
     figure.savefig(folder / "curves.png", dpi=110)
     plt.close(figure)
@@ -359,7 +397,11 @@ def draw_profile(rows: Sequence[Row], folder: Path) -> None:
             y = [value + 0.004 * (place - len(names) / 2) for value in [*y, y[-1]]]
             wide = 2.2 if name in (BASE, "sandwich") else 1.3
             axis.plot([*x, most], y, style(name), color=colour[name], lw=wide, label=name)
+        axis.set_xscale("log")
         axis.set(xlabel=f"{what} to the target / the best method's", xlim=(1, most), ylim=(-0.06, 1.06))
+        ticks = [tick for tick in (1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100) if tick <= most]
+        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.set_xticks([], minor=True)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel(f"share of {len(found)} tasks")
     axes[1].legend(frameon=False, fontsize=7.5, loc="center left", bbox_to_anchor=(1, 0.5))
@@ -386,7 +428,7 @@ def draw_ablations(rows: Sequence[Row], folder: Path) -> None:
             if known:
                 least = min(known)
                 y = [mean(some) / least if some else math.nan for some in losses]
-                bars = [interval(some) / least if some else 0.0 for some in losses]
+                bars = [spread(some) / least if some else 0.0 for some in losses]
                 axis.errorbar(range(len(labels)), y, yerr=bars, marker="o", ms=4, lw=1.2, capsize=2, label=task)
         axis.set_xticks(range(len(labels)), labels, rotation=25 if max(map(len, labels)) > 6 else 0, fontsize=8)
         axis.set(title=f"{option} (*: the default)", ylabel="loss / the best here")
@@ -464,6 +506,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=ROOT / "studies" / "results")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "study.md")
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
     given = parser.parse_args(arguments)
     text = given.page.read_text(encoding="utf-8")
     folder = given.page.parent / "study"
@@ -510,6 +553,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         text = put(text, "appendix K", said + found["table"])
         print("appendix K: written")
     given.page.write_text(text, encoding="utf-8")
+    rows = load(given.results / "runs.csv")
+    if rows:
+        readme = put(given.readme.read_text(encoding="utf-8"), "study", front(rows))
+        given.readme.write_text(readme, encoding="utf-8")
     return 0
 
 

@@ -260,9 +260,15 @@ def run(study: Study, table: Table, jobs: int, limit: Optional[int]) -> None:
 
 
 def wanted_done(study: Study, table: Table) -> List[Row]:
+    """The rows of this study; the file may have more tasks, methods, rates and seeds."""
     ours = {"ablation"} if isinstance(study, Ablations) else {"tune", "final"}
     pairs = set(study.pairs())
-    return [r for r in table.rows if r["stage"] in ours and (r["task"], r["method"]) in pairs]
+    seeds = {*range(study.seeds), TUNING_SEED}
+    return [
+        r for r in table.rows
+        if r["stage"] in ours and (r["task"], r["method"]) in pairs
+        and int(r["seed"]) in seeds and int(r["trial"]) in study.trials
+    ]
 
 
 def refuse_others(study: Study, table: Table) -> None:

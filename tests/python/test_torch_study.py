@@ -123,7 +123,9 @@ def test_the_page_is_made_from_the_rows_alone(whole, tmp_path, command):
     (tmp_path / "runs.csv").write_bytes(whole.read_bytes())
     page = tmp_path / "study.md"
     page.write_text((ROOT / "docs/study.md").read_text(encoding="utf-8"), encoding="utf-8")
-    report = [ROOT / "studies/report.py", "--results", tmp_path, "--page", page]
+    readme = tmp_path / "README.md"
+    readme.write_text((ROOT / "README.md").read_text(encoding="utf-8"), encoding="utf-8")
+    report = [ROOT / "studies/report.py", "--results", tmp_path, "--page", page, "--readme", readme]
     done = command(*report)
     assert done.returncode == 0, done.stderr
     text = page.read_text(encoding="utf-8")
@@ -134,3 +136,18 @@ def test_the_page_is_made_from_the_rows_alone(whole, tmp_path, command):
     # Made twice, it is the same.
     assert command(*report).returncode == 0
     assert page.read_text(encoding="utf-8") == text
+    front = readme.read_text(encoding="utf-8")
+    assert "| test loss | teacher | digits | steps | CPU time |" in front and "| FOAM, preset `default` |" in front
+
+
+def test_the_committed_pages_are_what_the_committed_rows_give(tmp_path, command):
+    pages = {"--page": ROOT / "docs/study.md", "--readme": ROOT / "README.md"}
+    words = []
+    for option, path in pages.items():
+        copy = tmp_path / path.name
+        copy.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+        words += [option, copy]
+    done = command(ROOT / "studies/report.py", *words)
+    assert done.returncode == 0, done.stderr
+    for path in pages.values():
+        assert (tmp_path / path.name).read_text(encoding="utf-8") == path.read_text(encoding="utf-8"), path.name
