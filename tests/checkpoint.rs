@@ -392,7 +392,7 @@ fn ninety_thousand_blocks_have_a_small_header() {
 /// The file and its statistics were written when format 1 was current.
 #[test]
 fn a_file_of_the_first_format_still_loads() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("checkpoints");
     let old = std::fs::read(folder.join("v1.safetensors")).unwrap();
     let expected = std::fs::read_to_string(folder.join("v1.txt")).unwrap();
     let options = "policy=foam check_period=3 start_step=4 beta2=0.8 max_factor_dim=5 merge_dims=false tau=0.2 \
@@ -507,8 +507,8 @@ fn check_statistics(model: &Model, expected: &str) {
 
 #[test]
 fn python_reads_a_checkpoint_in_ten_lines() {
-    let page =
-        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/checkpoints.md")).unwrap();
+    let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/checkpoints.md"))
+        .unwrap();
     let (_, after) = page.split_once("```py\n").expect("the page has an example");
     let (program, _) = after.split_once("```").expect("the example ends");
     assert_eq!(program.lines().count(), 10);

@@ -102,7 +102,7 @@ fn eigendecompositions_that_fail_are_found() {
 /// The digits of the train example: pixels in [0, 1], one image per row, and labels.
 fn digits() -> (Array2<f32>, Vec<usize>) {
     const RECORD: usize = 41;
-    let bytes = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/data/digits.bin")).unwrap();
+    let bytes = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/data/digits.bin")).unwrap();
     let images = bytes.len() / RECORD;
     let bit = |image: usize, place: usize| bytes[image * RECORD + 1 + place / 8] >> (place % 8) & 1;
     let pixel = |(image, pixel): (usize, usize)| {

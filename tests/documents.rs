@@ -171,21 +171,21 @@ fn the_site_has_every_page_with_search_and_fetches_nothing() {
 
 #[test]
 fn every_file_of_tests_is_in_a_program() {
-    let manifest = page("Cargo.toml");
+    let manifest = page("tests/Cargo.toml");
     let mut found = Vec::new();
     for entry in std::fs::read_dir(root().join("tests")).expect("tests is readable") {
         let name = entry.unwrap().file_name().to_string_lossy().into_owned();
         found.extend(name.strip_suffix(".rs").map(str::to_string));
     }
     let (programs, parts): (Vec<String>, Vec<String>) =
-        found.into_iter().partition(|name| manifest.contains(&format!("path = \"tests/{name}.rs\"")));
+        found.into_iter().partition(|name| manifest.contains(&format!("path = \"{name}.rs\"")));
     let texts: Vec<String> = programs.iter().map(|name| page(&format!("tests/{name}.rs"))).collect();
     for part in parts {
         let of = texts.iter().filter(|text| text.lines().any(|line| line == format!("mod {part};"))).count();
         assert_eq!(
             of, 1,
-            "tests/{part}.rs is in {of} programs: add it to one, or to the [[test]]s of Cargo.toml"
+            "tests/{part}.rs is in {of} programs: add it to one, or to the [[test]]s of tests/Cargo.toml"
         );
     }
-    assert!(programs.len() > 5, "only {programs:?} are named in Cargo.toml");
+    assert!(programs.len() > 5, "only {programs:?} are named in tests/Cargo.toml");
 }

@@ -56,7 +56,7 @@ fn every_refused_allocation_is_reported(folder: &Path) {
     ];
     let handle = model(&specs, 3);
     let other = model(&specs, 6).save();
-    let v1 = std::fs::read("tests/checkpoints/v1.safetensors").unwrap();
+    let v1 = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/checkpoints/v1.safetensors")).unwrap();
     let (saved, loaded, foreign) = (folder.join("saved"), folder.join("loaded"), folder.join("foreign"));
     std::fs::write(&loaded, &other).unwrap();
     std::fs::write(&foreign, &v1).unwrap();

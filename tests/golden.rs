@@ -4,7 +4,7 @@ use crate::traces::{Case, Precision, Report, replay};
 use std::path::{Path, PathBuf};
 
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("golden")
 }
 
 fn load(name: &str) -> Case {

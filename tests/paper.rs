@@ -5,8 +5,8 @@
 //! one exists if β is small enough. With a check at each step and a policy that never refreshes again, the second
 //! check measures L₂ against the basis of L₁.
 
-use faer::{Mat, Side};
 use foam::{Config, DType, FactorStats, Optimizer, Param};
+use ndarray::Array2;
 use serde_json::Value;
 
 /// Small enough to be nothing beside any eigenvalue here; the options refuse a zero.
@@ -20,14 +20,23 @@ fn number(row: &Value, key: &str) -> f64 {
     row[key].as_f64().unwrap_or_else(|| panic!("no number '{key}' in {row}"))
 }
 
-fn matrix(rows: &Value) -> Mat<f64> {
+fn matrix(rows: &Value) -> Array2<f64> {
     let n = rows.as_array().unwrap().len();
-    Mat::from_fn(n, n, |i, j| rows[i][j].as_f64().unwrap())
+    Array2::from_shape_fn((n, n), |(i, j)| rows[i][j].as_f64().unwrap())
 }
 
 /// A factor G with G·Gᵀ = `a`, if `a` is positive definite.
-fn factor(a: &Mat<f64>) -> Option<Mat<f64>> {
-    a.llt(Side::Lower).ok().map(|llt| llt.L().to_owned())
+fn factor(a: &Array2<f64>) -> Option<Array2<f64>> {
+    let n = a.nrows();
+    let mut l = Array2::<f64>::zeros((n, n));
+    for (i, j) in (0..n).flat_map(|i| (0..=i).map(move |j| (i, j))) {
+        let rest = a[(i, j)] - (0..j).map(|k| l[(i, k)] * l[(j, k)]).sum::<f64>();
+        if i == j && rest <= 0.0 {
+            return None;
+        }
+        l[(i, j)] = if i == j { rest.sqrt() } else { rest / l[(j, j)] };
+    }
+    Some(l)
 }
 
 /// What the engine says about the drift from `before` to `after`, and the true gap.
@@ -37,18 +46,26 @@ struct Measured {
 }
 
 /// Two steps: G₁ makes the statistic `before`, G₂ then makes it `after`.
-fn drift(before: &Mat<f64>, after: &Mat<f64>, p: f64, options: &[(&str, &str)]) -> Measured {
+fn drift(before: &Array2<f64>, after: &Array2<f64>, p: f64, options: &[(&str, &str)]) -> Measured {
     let n = before.nrows();
     // after − β·before must be positive definite; half of the largest power of two for which it is leaves room.
-    let rest = |beta: f64| Mat::from_fn(n, n, |i, j| (after[(i, j)] - beta * before[(i, j)]) / (1.0 - beta));
+    let rest = |beta: f64| {
+        Array2::from_shape_fn((n, n), |(i, j)| (after[(i, j)] - beta * before[(i, j)]) / (1.0 - beta))
+    };
     let beta = (1..60).map(|k| 0.5f64.powi(k)).find(|b| factor(&rest(*b)).is_some());
     let beta = beta.expect("the fresh matrix is positive definite") / 2.0;
-    let first = factor(&Mat::from_fn(n, n, |i, j| before[(i, j)] / (1.0 - beta))).unwrap();
+    let first = factor(&Array2::from_shape_fn((n, n), |(i, j)| before[(i, j)] / (1.0 - beta))).unwrap();
     let second = factor(&rest(beta)).unwrap();
     two_steps(&first, &second, beta, p, options)
 }
 
-fn two_steps(first: &Mat<f64>, second: &Mat<f64>, beta: f64, p: f64, options: &[(&str, &str)]) -> Measured {
+fn two_steps(
+    first: &Array2<f64>,
+    second: &Array2<f64>,
+    beta: f64,
+    p: f64,
+    options: &[(&str, &str)],
+) -> Measured {
     let n = first.nrows();
     let (beta, p) = (format!("{beta:?}"), format!("{p:?}"));
     // A fixed epsilon and a tolerance that nothing passes: the stale basis is kept and nothing is steered.
@@ -88,11 +105,11 @@ fn assert_bounded(measured: &Measured) {
 }
 
 /// L_δ = [[δ, c√δ], [c√δ, 1]].
-fn appendix_i(c: f64, delta: f64) -> [Mat<f64>; 2] {
+fn appendix_i(c: f64, delta: f64) -> [Array2<f64>; 2] {
     let off = c * delta.sqrt();
     let full = [[delta, off], [off, 1.0]];
     let stale = [[delta, 0.0], [0.0, 1.0]];
-    [stale, full].map(|rows| Mat::from_fn(2, 2, |i, j| rows[i][j]))
+    [stale, full].map(|rows| Array2::from_shape_fn((2, 2), |(i, j)| rows[i][j]))
 }
 
 /// With basis I and the stale matrix diag(L_δ): RC, α, h and the true error of every row.
@@ -176,8 +193,8 @@ fn theorem_h_bounds_the_first_order_change() {
 #[test]
 fn pure_decay_meets_the_proven_bound_with_equality() {
     let row = &data()["theorem_H"]["scalar_counterexample"];
-    let one = Mat::from_fn(1, 1, |_, _| (1.0f64 / 0.9).sqrt());
-    let measured = two_steps(&one, &Mat::zeros(1, 1), 0.1, 2.0, &[]);
+    let one = Array2::from_shape_fn((1, 1), |(_, _)| (1.0f64 / 0.9).sqrt());
+    let measured = two_steps(&one, &Array2::zeros((1, 1)), 0.1, 2.0, &[]);
     assert_near("h", measured.info.proxy, number(row, "h"), 1e-14);
     assert_near("gap", measured.gap, number(row, "rel_actual"), 1e-14);
     assert_near("bound", measured.info.gap_bound, measured.gap, 1e-13);
@@ -193,8 +210,8 @@ fn theorem_h_is_as_tight_as_its_function_says() {
         let (p, r, h) = (number(row, "p"), number(row, "r"), number(row, "H"));
         // The drift must be small beside H itself: what is of second order changes the diagonal by its square.
         let off = 0.01 * h * r.sqrt();
-        let stale = Mat::from_fn(2, 2, |i, j| if i != j { 0.0 } else { [1.0, r][i] });
-        let full = Mat::from_fn(2, 2, |i, j| if i != j { off } else { [1.0, r][i] });
+        let stale = Array2::from_shape_fn((2, 2), |(i, j)| if i != j { 0.0 } else { [1.0, r][i] });
+        let full = Array2::from_shape_fn((2, 2), |(i, j)| if i != j { off } else { [1.0, r][i] });
         let measured = drift(&stale, &full, p, &[]);
         // As in appendix I: the eigenvalue 1 is exact to a few ulps of r.
         let tolerance = 1e-3 + 4.0 * f64::EPSILON * r / measured.gap;

@@ -23,4 +23,3 @@ mod cpp;
 mod documents;
 mod mpi;
 mod plugin;
-mod units;

@@ -166,7 +166,7 @@ fn new_values_are_gathered_in_place() {
 /// `tests/golden.rs` compares with the traces.
 #[test]
 fn golden_traces_through_two_ranks() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden");
     let mut count = 0;
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

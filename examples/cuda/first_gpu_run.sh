@@ -178,6 +178,6 @@ example() {
 [ "$wheel" = yes ] || stage "example" 30 example
 
 if [ "$tests" = yes ]; then
-  stage "tests" 40 env FOAM_TEST_ALL=1 cargo test --release --no-fail-fast
+  stage "tests" 40 env FOAM_TEST_ALL=1 cargo test --release --no-fail-fast --features foam-tests/all
 fi
 finish

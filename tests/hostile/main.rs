@@ -1,9 +1,10 @@
 //! The campaign of hostile use: one command, a time budget, a seed.
 //!
 //! ```sh
-//! cargo test --test hostile                                  # two minutes; 10 seconds without FOAM_TEST_ALL=1
-//! cargo test --test hostile -- --minutes 30 --seed 7         # longer
-//! cargo test --test hostile -- --only calls --first 123 --count 1    # one case again
+//! campaign="cargo test --features foam-tests/all --test hostile --"
+//! $campaign                                     # two minutes; 10 seconds without FOAM_TEST_ALL=1
+//! $campaign --minutes 30 --seed 7               # longer
+//! $campaign --only calls --first 123 --count 1  # one case again
 //! ```
 //!
 //! Every part runs in processes of its own, case after case, each with a seed that is printed before it: an abort, a
@@ -331,7 +332,7 @@ fn watch(part: &Part, command: &mut Command, row: &mut Row) -> Option<u64> {
     let seed = seed.unwrap_or(0);
     let lines: Vec<&str> = said.lines().collect();
     println!(
-        "{what} in part '{}', seed {seed} ({status}); again: cargo test --test hostile -- --only {} --first {seed} --count 1\n{}",
+        "{what} in part '{}', seed {seed} ({status}); again: cargo test --features foam-tests/all --test hostile -- --only {} --first {seed} --count 1\n{}",
         part.name,
         part.name,
         lines[lines.len().saturating_sub(25)..].join("\n")

@@ -14,5 +14,5 @@ pub fn shared_library() -> PathBuf {
 
 /// The root of the checkout.
 pub fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests lie in a folder of the checkout")
 }

@@ -336,25 +336,23 @@ fn length(x: &[f64]) -> f64 {
     x.iter().map(|x| x * x).sum::<f64>().sqrt()
 }
 
+/// A row for every index along the axis, a column for every choice of the others.
+fn unfolded(dims: &[usize], axis: usize, x: &[f64]) -> Array2<f64> {
+    let (n, inner) = (dims[axis], dims[axis + 1..].iter().product::<usize>());
+    let place = |i: usize, other: usize| (other / inner * n + i) * inner + other % inner;
+    Array2::from_shape_fn((n, x.len() / n), |(i, other)| x[place(i, other)])
+}
+
 /// Σ over all other indices of x[.., i, ..]·x[.., j, ..].
 fn outer_product(dims: &[usize], axis: usize, x: &[f64]) -> Array2<f64> {
-    let (n, inner) = (dims[axis], dims[axis + 1..].iter().product::<usize>());
-    let mut sum = Array2::zeros((n, n));
-    for (index, value) in x.iter().enumerate() {
-        let i = index / inner % n;
-        for j in 0..n {
-            sum[(i, j)] += value * x[index - i * inner + j * inner];
-        }
-    }
-    sum
+    let rows = unfolded(dims, axis, x);
+    rows.dot(&rows.t())
 }
 
 /// y[.., i, ..] = Σ_j p[i, j]·x[.., j, ..].
 fn along(dims: &[usize], axis: usize, p: &Array2<f64>, x: &[f64]) -> Vec<f64> {
     let (n, inner) = (dims[axis], dims[axis + 1..].iter().product::<usize>());
-    let entry = |index: usize| {
-        let i = index / inner % n;
-        (0..n).map(|j| p[(i, j)] * x[index - i * inner + j * inner]).sum()
-    };
+    let y = p.dot(&unfolded(dims, axis, x));
+    let entry = |at: usize| y[(at / inner % n, at / (inner * n) * inner + at % inner)];
     (0..x.len()).map(entry).collect()
 }

@@ -21,6 +21,8 @@ pub enum Need {
     Recipes,
     Mpi,
     SecondBuild,
+    Simulator,
+    Campaign,
 }
 
 impl Need {
@@ -39,6 +41,10 @@ impl Need {
             Need::Site => "MkDocs, 0.2 GB",
             Need::Mpi => "MPICH, 0.1 GB",
             Need::SecondBuild => "a second build of the library (its unit tests: cargo test --lib)",
+            Need::Simulator => {
+                "the CUDA simulator and minutes (cargo test --features foam-tests/all --test cuda)"
+            }
+            Need::Campaign => "minutes (hostile use: cargo test --features foam-tests/all --test hostile)",
         }
     }
 }
@@ -62,8 +68,10 @@ pub fn runs(need: Need) -> bool {
     if !said.contains(&need) {
         said.push(need);
         let (program, text) = (env!("CARGO_CRATE_NAME"), need.text());
+        let feature = if cfg!(feature = "all") { "--features foam-tests/all " } else { "" };
         say(&format!(
-            "left out: tests of {program} that need {text}; to run them: FOAM_TEST_ALL=1 cargo test --test {program}"
+            "left out: tests of {program} that need {text}; to run them: \
+             FOAM_TEST_ALL=1 cargo test {feature}--test {program}"
         ));
     }
     false

@@ -6,13 +6,12 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-from . import archive, library, metadata, notices
+from . import archive, library, manifest, metadata, notices
 from .library import Options
 from .project import PACKAGE, PROJECT, ROOT, BuildError, Project
 
@@ -55,8 +54,7 @@ def write_sdist(folder: Path) -> Path:
     project = Project.read()
     files = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in source_files(project)}
     # Tests and benchmarks are not in the archive, and cargo refuses a manifest that names a file that is not there.
-    manifest = files["Cargo.toml"].decode()
-    files["Cargo.toml"] = re.sub(r"^\[\[(?:test|bench)\]\]\n(?:.+\n)*\n*", "", manifest, flags=re.MULTILINE).encode()
+    files.update(manifest.alone(files))
     files["PKG-INFO"] = metadata.files(project, metadata.WITHOUT_LIBRARY)["METADATA"].encode()
     # The archive has its project file at the top, where pip looks for it, and the backend two folders down.
     text = (PROJECT / "pyproject.toml").read_text(encoding="utf-8")

@@ -102,9 +102,9 @@ def without_paths(target: Path) -> List[str]:
 
 
 def run_cargo(command: List[str], **options: Any) -> subprocess.CompletedProcess:
-    """Runs cargo in the checkout."""
+    """Runs cargo, in the checkout unless ``cwd`` says otherwise."""
     try:
-        return subprocess.run(command, cwd=ROOT, **options)
+        return subprocess.run(command, **{"cwd": ROOT, **options})
     except FileNotFoundError:
         raise BuildError("cargo was not found: building libfoam needs Rust; a wheel of the index does not") from None
 

@@ -44,7 +44,7 @@ def licence_files(folder: Path) -> List[Path]:
 def linked_crates() -> List[Dict[str, Any]]:
     """The packages that end up in the library: what the crate depends on at run time, directly or not, without macros."""
     # `cargo metadata` also names crates that no enabled feature asks for; `cargo tree` does not.
-    command = ["cargo", "tree", "--edges", "normal,no-proc-macro", "--prefix", "none", "--format", "{p}"]
+    command = ["cargo", "tree", "--package", "foam", "--edges", "normal,no-proc-macro", "--prefix", "none", "--format", "{p}"]
     done = run_cargo([*command, "--target", host()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if done.returncode != 0:
         raise BuildError(f"{' '.join(command)} failed: {done.stderr.strip()}")
