@@ -13,6 +13,8 @@ from .project import BuildError
 
 #: Tables that name files which are not in the archive, or packages that only those need.
 LEFT_OUT = ("[[bench]]", "[profile.dev.package]", "[workspace]")
+#: Unpacked below another package's workspace, the crate is still its own.
+OWN_WORKSPACE = "\n[workspace]\n"
 
 
 def alone(files: Dict[str, bytes]) -> Dict[str, bytes]:
@@ -22,6 +24,7 @@ def alone(files: Dict[str, bytes]) -> Dict[str, bytes]:
     manifest = files["Cargo.toml"].decode()
     for table in LEFT_OUT:
         manifest = re.sub(rf"^{re.escape(table)}\n(?:.+\n)*\n*", "", manifest, flags=re.MULTILINE)
+    manifest = manifest.rstrip("\n") + "\n" + OWN_WORKSPACE
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
         (folder / "Cargo.toml").write_text(manifest, encoding="utf-8")
