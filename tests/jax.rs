@@ -22,7 +22,9 @@ macro_rules! files {
 files! {
     handlers_run_and_name_what_is_wrong: "test_handlers.py";
     blocks_are_the_engines_and_shared_evenly: "test_plan.py";
-    steps_are_the_engines_however_compiled: "test_step.py";
+    steps_are_the_engines: "test_step.py";
+    checks_are_made_when_the_engine_makes_them: "test_schedule.py";
+    a_step_is_the_same_however_compiled: "test_compiled.py";
     any_tree_works_or_is_refused_by_name: "test_leaves.py";
     a_donated_state_is_updated_where_it_lies: "test_in_place.py";
     devices_and_processes_share_the_blocks: "test_sharding.py";
@@ -45,7 +47,14 @@ const LONG: &[&str] = &[
 ];
 
 /// What the older releases are held to: all that depends on JAX itself.
-const CORE: &[&str] = &["test_handlers.py", "test_step.py", "test_in_place.py", "test_sharding.py"];
+const CORE: &[&str] = &[
+    "test_handlers.py",
+    "test_step.py",
+    "test_schedule.py",
+    "test_compiled.py",
+    "test_in_place.py",
+    "test_sharding.py",
+];
 
 #[test]
 fn the_oldest_supported_jax_does_the_same() {

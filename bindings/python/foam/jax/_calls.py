@@ -178,7 +178,7 @@ def _due(config: Any, known: Dict[str, Any]) -> Any:
 
     A conditional of XLA takes its predicate from the device, so the rules must be part of the compiled program. Without
     it each stack's handler would wait for its clocks in every step, where XLA now waits once for all of them.
-    ``tests/jax/test_step.py`` compares every schedule with ``foam_config_check_due``.
+    ``tests/jax/test_schedule.py`` compares every schedule with ``foam_config_check_due``.
     """
     step, took_part = known["clock"][:, 0], (known["info"] & 3) == 0
     checked, begun = _checked(config, step)
