@@ -1,6 +1,6 @@
 //! The end of memory: every function says so and changes nothing, whichever of its allocations fails; a step that
 //! has begun never needs any; sizes that cannot be had are refused before anything is built; a save or a load needs
-//! little beside the state; and what is no checkpoint costs nothing. One test, in a program of its own, because the
+//! little beside the state; and what is no checkpoint costs nothing. Each test runs in a process of its own, because the
 //! allocator is the whole process's.
 
 #[path = "exhausted/one_rank.rs"]
@@ -15,6 +15,7 @@ use scarce::{ARMED, CALLS, LARGEST, SHOWS, Scarce, peak, with_refusal};
 use std::ffi::CString;
 use std::mem::{MaybeUninit, size_of};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use support::model::{Declared, Model, Spec, configuration};
@@ -551,20 +552,44 @@ fn nonsense_costs_nothing(folder: &Path) {
     }
 }
 
-#[test]
-fn every_function_survives_the_end_of_memory() {
+/// Runs `part` in a process of its own: this program once more, with this test alone.
+fn alone(test: &str, part: fn(&Path)) {
+    const CHILD: &str = "FOAM_EXHAUSTED_CHILD";
+    if std::env::var_os(CHILD).is_none() {
+        let mut command = Command::new(std::env::current_exe().expect("a program knows its path"));
+        command.args(["--exact", test, "--nocapture"]).env(CHILD, "1");
+        let done = command.output().unwrap_or_else(|cause| panic!("{command:?}: {cause}"));
+        let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+        print!("{out}{err}");
+        assert!(done.status.success() && out.contains("1 passed"), "{test}: {}", done.status);
+        return;
+    }
     SHOWS.store(std::env::var_os("FOAM_SHOW_REFUSED").is_some(), SeqCst);
-    sizes_are_refused_first();
-    creation();
-    stacks();
-    looks_inside();
-    in_rust();
-    steps();
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("exhausted-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
-    one_rank::every_refused_allocation_is_reported(&folder);
-    every_refused_allocation_is_reported(&folder);
-    little_memory_is_needed_beside_the_state(&folder);
-    nonsense_costs_nothing(&folder);
+    part(&folder);
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// Makes a test out of each part.
+macro_rules! parts {
+    ($($claim:ident: $part:expr;)+) => {
+        $(#[test]
+        fn $claim() {
+            alone(stringify!($claim), $part);
+        })+
+    };
+}
+
+parts! {
+    a_handle_is_made_or_refused: |_| creation();
+    a_save_and_a_load_survive: every_refused_allocation_is_reported;
+    a_save_and_a_load_need_little_memory: little_memory_is_needed_beside_the_state;
+    functions_that_look_inside_survive: |_| looks_inside();
+    nonsense_is_refused_for_nothing: nonsense_costs_nothing;
+    ranks_survive: one_rank::every_refused_allocation_is_reported;
+    sizes_that_cannot_be_had_are_refused_first: |_| sizes_are_refused_first();
+    stacks_survive: |_| stacks();
+    steps_survive: |_| steps();
+    the_safe_interface_survives: |_| in_rust();
 }
