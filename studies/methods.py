@@ -159,11 +159,20 @@ METHODS: Dict[str, Method] = {
     ),
     "stale_front": Method(
         "stale, front-loaded", {"policy": "stale"}, as_many_as="sandwich", schedule="front_loaded",
-        everywhere=False,
+    ),
+    "stale_front_certified": Method(
+        "stale, front-loaded", {"policy": "stale"}, as_many_as="certified", schedule="front_loaded",
+    ),
+    "stale_front_residual": Method(
+        "stale, front-loaded", {"policy": "stale"}, as_many_as="diagonal_residual", schedule="front_loaded",
+    ),
+    "stale_front_foam": Method(
+        "stale, front-loaded, other options as in the paper",
+        {"preset": "reference", "policy": "stale", "start_step": 20},
+        by_model=False, as_many_as="foam", schedule="front_loaded", cost=2.5,
     ),
     "stale_geometric": Method(
         "stale, geometric", {"policy": "stale"}, as_many_as="sandwich", schedule="geometric",
-        everywhere=False,
     ),
     "stale_front_corrected": Method(
         "stale, front-loaded, spectra corrected every 10 steps",
@@ -177,7 +186,6 @@ METHODS: Dict[str, Method] = {
         {"policy": "stale", "correction_period": 10},
         as_many_as="sandwich",
         schedule="geometric",
-        everywhere=False,
     ),
     "sandwich_geometric": Method(
         "refreshed at geometric times, the bound between them",
@@ -193,7 +201,6 @@ METHODS: Dict[str, Method] = {
     ),
     "soap_front": Method(
         "SOAP, front-loaded", {"preset": "soap"}, by_model=False, as_many_as="soap_kappa", schedule="front_loaded",
-        everywhere=False,
     ),
     "soap_geometric": Method(
         "SOAP, geometric", {"preset": "soap"}, by_model=False, as_many_as="soap_kappa", schedule="geometric",

@@ -548,7 +548,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     if appendix.exists():
         found = json.loads(appendix.read_text())
         settings = found["settings"]
-        said = f"Sides {', '.join(map(str, settings['sides']))}, {settings['trials']} trials per configuration, "
+        trials = ", ".join(f"{count} of `{name}`" for name, count in settings["trials"].items())
+        said = f"Sides {', '.join(map(str, settings['sides']))}. Trials per configuration: {trials}, "
         said += f"{settings['corrected_trials']} of them with the corrected bound.\n\n"
         text = put(text, "appendix K", said + found["table"])
         print("appendix K: written")
