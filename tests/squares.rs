@@ -4,8 +4,9 @@
 use crate::support::model::{Model, Spec};
 use crate::support::policies_and_schedules;
 use crate::support::random::Random;
+use crate::support::run::Run;
 use crate::support::stack::{Shape, layout};
-use crate::support::tensor::{Dtype, Tensor};
+use crate::support::tensor::Dtype;
 use foam::abi::*;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype as Element, SafeTensors};
@@ -22,66 +23,44 @@ fn specs(dtype: Dtype) -> Vec<Spec> {
     shapes.iter().enumerate().map(|(i, shape)| Spec::new(&format!("w{i}"), shape).of(dtype)).collect()
 }
 
-/// A run at some step.
-struct Run {
-    specs: Vec<Spec>,
-    model: Model,
-    params: Vec<Tensor>,
-    random: Random,
+fn options(more: &str) -> String {
+    format!("{OPTIONS} {more}")
 }
 
-impl Run {
-    fn new(specs: Vec<Spec>, options: &str) -> Run {
-        let mut random = Random::new(5);
-        let params = specs.iter().map(|s| s.tensor(&random.normals(s.elements()))).collect();
-        let model = Model::new("reference", &format!("{OPTIONS} {options}"), &specs);
-        Run { specs, model, params, random }
-    }
+fn run(specs: Vec<Spec>, more: &str, steps: usize) -> Run {
+    let mut run = Run::new(specs, &options(more), 5);
+    run.steps(steps);
+    run
+}
 
-    /// The same at the same step, with other options: its state goes through a checkpoint.
-    fn moved(&self, options: &str) -> Run {
-        let mut model = Model::new("reference", &format!("{OPTIONS} {options}"), &self.specs);
-        model.load(&self.model.save()).unwrap();
-        Run { specs: self.specs.clone(), model, params: self.params.clone(), random: self.random.clone() }
-    }
+/// The inverse roots of all factors, as bits.
+fn roots(run: &Run) -> Vec<Vec<u64>> {
+    let factors = run.model.factors();
+    let places = factors.iter().map(|f| (f.param_index, f.block, f.axis));
+    places.map(|place| bits(&run.model.read(place, FOAM_FACTOR_INVERSE_ROOT))).collect()
+}
 
-    fn steps(&mut self, count: usize) {
-        for _ in 0..count {
-            let gradient = |s: &Spec| s.tensor(&self.random.normals(s.elements()));
-            let grads: Vec<Tensor> = self.specs.iter().map(gradient).collect();
-            self.model.step(&mut self.params, &grads);
-        }
-    }
-
-    /// The inverse roots of all factors, as bits.
-    fn roots(&self) -> Vec<Vec<u64>> {
-        let factors = self.model.factors();
-        let places = factors.iter().map(|f| (f.param_index, f.block, f.axis));
-        places.map(|place| bits(&self.model.read(place, FOAM_FACTOR_INVERSE_ROOT))).collect()
-    }
-
-    /// Tensors of its checkpoint by name. Of a statistic only the lower triangle means anything.
-    fn saved(&self) -> Vec<(String, Vec<u8>)> {
-        let bytes = self.model.save();
-        let file = SafeTensors::deserialize(&bytes).unwrap();
-        let kept = |(name, tensor): (String, TensorView)| {
-            let mut data = tensor.data().to_vec();
-            if name.ends_with("/statistic") {
-                let [_, n, _] = *tensor.shape() else { panic!("{name} is a stack of squares") };
-                let size = data.len() / tensor.shape().iter().product::<usize>();
-                for (place, number) in data.chunks_exact_mut(size).enumerate() {
-                    if place % n < place / n % n {
-                        number.fill(0);
-                    }
+/// Tensors of its checkpoint by name. Of a statistic only the lower triangle means anything.
+fn saved(run: &Run) -> Vec<(String, Vec<u8>)> {
+    let bytes = run.model.save();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let kept = |(name, tensor): (String, TensorView)| {
+        let mut data = tensor.data().to_vec();
+        if name.ends_with("/statistic") {
+            let [_, n, _] = *tensor.shape() else { panic!("{name} is a stack of squares") };
+            let size = data.len() / tensor.shape().iter().product::<usize>();
+            for (place, number) in data.chunks_exact_mut(size).enumerate() {
+                if place % n < place / n % n {
+                    number.fill(0);
                 }
             }
-            (name, data)
-        };
-        let mut tensors: Vec<_> = file.tensors().into_iter().map(kept).collect();
-        tensors.retain(|(name, _)| name != "crc32");
-        tensors.sort();
-        tensors
-    }
+        }
+        (name, data)
+    };
+    let mut tensors: Vec<_> = file.tensors().into_iter().map(kept).collect();
+    tensors.retain(|(name, _)| name != "crc32");
+    tensors.sort();
+    tensors
 }
 
 fn bits(values: &[f64]) -> Vec<u64> {
@@ -94,8 +73,8 @@ fn assert_same(got: &Run, expected: &Run, case: &str) {
     // The first line has the bytes of the state.
     let records = |run: &Run| run.model.statistics().split_once('\n').map(|(_, rest)| rest.to_string());
     assert!(records(got) == records(expected), "{case}: other statistics");
-    assert!(got.roots() == expected.roots(), "{case}: other inverse roots");
-    for (ours, theirs) in got.saved().iter().zip(&expected.saved()) {
+    assert!(roots(got) == roots(expected), "{case}: other inverse roots");
+    for (ours, theirs) in saved(got).iter().zip(&saved(expected)) {
         assert!(ours == theirs, "{case}: {} differs from {}", ours.0, theirs.0);
     }
 }
@@ -103,11 +82,7 @@ fn assert_same(got: &Run, expected: &Run, case: &str) {
 #[test]
 fn every_policy_has_the_bits_of_separate_squares() {
     for policy in policies_and_schedules() {
-        let run = |share: bool| {
-            let mut run = Run::new(specs(Dtype::F32), &format!("policy={policy} share_squares={share}"));
-            run.steps(8);
-            run
-        };
+        let run = |share: bool| run(specs(Dtype::F32), &format!("policy={policy} share_squares={share}"), 8);
         assert_same(&run(true), &run(false), policy);
     }
 }
@@ -123,9 +98,7 @@ fn every_type_and_number_of_threads_has_the_bits_of_separate_squares() {
     ] {
         let run = |share: bool, threads: usize| {
             let options = format!("statistic_dtype={statistic} share_squares={share} num_threads={threads}");
-            let mut run = Run::new(specs(dtype), &options);
-            run.steps(6);
-            run
+            run(specs(dtype), &options, 6)
         };
         let own = run(false, 1);
         for threads in [1, 2, 5] {
@@ -139,14 +112,12 @@ fn every_type_and_number_of_threads_has_the_bits_of_separate_squares() {
 fn a_large_matrix_has_the_bits_of_separate_squares() {
     let run = |share: bool, threads: usize| {
         let options = format!("policy=stale max_factor_dim=1024 share_squares={share} num_threads={threads}");
-        let mut run = Run::new(vec![Spec::new("w", &[530, 1030]).of(Dtype::F32)], &options);
-        run.steps(3);
-        run
+        run(vec![Spec::new("w", &[530, 1030]).of(Dtype::F32)], &options, 3)
     };
     let own = run(false, 2);
     for threads in [1, 3] {
         let shared = run(true, threads);
-        assert!(shared.params == own.params && shared.roots() == own.roots(), "{threads} threads");
+        assert!(shared.params == own.params && roots(&shared) == roots(&own), "{threads} threads");
     }
 }
 
@@ -154,12 +125,11 @@ fn a_large_matrix_has_the_bits_of_separate_squares() {
 fn inverse_roots_survive_the_statistics_of_a_hundred_steps() {
     // A plain sum and an average, products of few terms and of many, panels that decay first.
     for options in ["beta2=1", "beta2=0.9", "statistics_period=2"] {
-        let mut run = Run::new(specs(Dtype::F32), &format!("{options} policy=stale check_period=1000"));
-        run.steps(2);
-        let before = run.roots();
+        let mut run = run(specs(Dtype::F32), &format!("{options} policy=stale check_period=1000"), 2);
+        let before = roots(&run);
         assert!(before.iter().all(|root| root.iter().any(|x| *x != 0)), "there are inverse roots");
         run.steps(100);
-        assert!(run.roots() == before, "{options}: an inverse root changed between checks");
+        assert!(roots(&run) == before, "{options}: an inverse root changed between checks");
     }
 }
 
@@ -198,20 +168,17 @@ fn a_large_factor_has_two_squares_and_a_small_one_three() {
 fn a_checkpoint_is_the_same_and_loads_either_way() {
     for policy in ["sandwich", "foam refresh_delay=2"] {
         let with = |share: bool| format!("policy={policy} share_squares={share}");
-        let [mut shared, mut own] = [true, false].map(|share| Run::new(specs(Dtype::F32), &with(share)));
-        for run in [&mut shared, &mut own] {
-            run.steps(6);
-        }
+        let [shared, mut own] = [true, false].map(|share| run(specs(Dtype::F32), &with(share), 6));
         let names =
-            |run: &Run| run.saved().into_iter().map(|(name, data)| (name, data.len())).collect::<Vec<_>>();
+            |run: &Run| saved(run).into_iter().map(|(name, data)| (name, data.len())).collect::<Vec<_>>();
         assert_eq!(names(&shared), names(&own));
         let mut moved = vec![
-            (shared.moved(&with(false)), "shared to separate"),
-            (own.moved(&with(true)), "separate to shared"),
-            (shared.moved(&with(true)), "shared to shared"),
+            (shared.moved(&options(&with(false))), "shared to separate"),
+            (own.moved(&options(&with(true))), "separate to shared"),
+            (shared.moved(&options(&with(true))), "shared to shared"),
         ];
         // Over a state that is not the first.
-        let mut used = Run::new(specs(Dtype::F32), &with(true));
+        let mut used = run(specs(Dtype::F32), &with(true), 0);
         used.random = Random::new(99);
         used.steps(5);
         used.model.load(&own.model.save()).unwrap();
@@ -250,21 +217,19 @@ fn first_format(bytes: &[u8]) -> Vec<u8> {
 
 #[test]
 fn a_file_of_the_first_format_loads_into_shared_squares() {
-    let mut own = Run::new(specs(Dtype::F32), "policy=foam share_squares=false");
-    own.steps(6);
-    let mut shared = Run::new(specs(Dtype::F32), "policy=foam");
+    let mut own = run(specs(Dtype::F32), "policy=foam share_squares=false", 6);
+    let mut shared = run(specs(Dtype::F32), "policy=foam", 0);
     shared.model.load(&first_format(&own.model.save())).unwrap();
     (shared.params, shared.random) = (own.params.clone(), own.random.clone());
     for run in [&mut shared, &mut own] {
         run.steps(7);
     }
-    assert!(shared.params == own.params && shared.roots() == own.roots());
+    assert!(shared.params == own.params && roots(&shared) == roots(&own));
 }
 
 #[test]
 fn a_checkpoint_has_whole_inverse_roots_and_lower_triangles_of_statistics() {
-    let mut run = Run::new(vec![Spec::new("w", &[140, 5]).of(Dtype::F32)], "policy=stale");
-    run.steps(2);
+    let run = run(vec![Spec::new("w", &[140, 5]).of(Dtype::F32)], "policy=stale", 2);
     let bytes = run.model.save();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let numbers = |name: &str| {

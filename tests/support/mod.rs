@@ -9,6 +9,7 @@ pub mod matrix;
 pub mod model;
 pub mod random;
 pub mod reference;
+pub mod run;
 pub mod stack;
 pub mod tensor;
 

@@ -180,7 +180,7 @@ pub(super) fn accumulate(cpu: &mut Cpu, rules: &Rules) {
             let tile = &wave.statistics[task];
             let step = &steps[tile.block];
             if let Some(gathered) = of_vector(tile.block) {
-                if step.accumulates && (step.decay != 1.0 || gathered.is_full(tile.block)) {
+                if step.accumulates && gathered.is_due(tile.block, step.decay) {
                     vectors::take(shared, gathered, tile, step.decay);
                 }
             } else if step.accumulates {
@@ -193,7 +193,7 @@ pub(super) fn accumulate(cpu: &mut Cpu, rules: &Rules) {
     }
     if let Some(gathered) = &mut cpu.gathered {
         for (block, step) in cpu.steps.iter().enumerate() {
-            if step.accumulates && gathered.takes(block) && (step.decay != 1.0 || gathered.is_full(block)) {
+            if step.accumulates && gathered.takes(block) && gathered.is_due(block, step.decay) {
                 gathered.empty(block);
             }
         }

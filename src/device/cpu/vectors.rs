@@ -89,9 +89,10 @@ impl Gathered {
         row.count += 1;
     }
 
-    /// Whether `block` has no room for a further one.
-    pub fn is_full(&self, block: usize) -> bool {
-        self.rows[block].count == self.rows[block].room
+    /// Whether the statistic of `block` takes its gradients in a step in which `decay` multiplies it: in each that
+    /// changes it, and where there is no room for a further gradient.
+    pub fn is_due(&self, block: usize, decay: f64) -> bool {
+        decay != 1.0 || self.rows[block].count == self.rows[block].room
     }
 
     /// Where the last gradient of `block`, of `side` numbers, lies.
