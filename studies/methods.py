@@ -231,6 +231,12 @@ def ablations() -> Dict[str, Dict[str, Method]]:
         "grafting": ["adam", "rmsprop", "sgd"],
         "statistic_dtype": ["f32", "f64"],
         "policy": ["sandwich", "foam_certified", "foam_fixed_epsilon", "foam", "diagonal_residual", "stale"],
+        "refresh_schedule": ["fixed", "front_loaded", "geometric"],
+    }
+    # What else a value needs: checks every second step at first; refreshes at 1, 2, 3, 5, 8, …, the bound between them.
+    more = {
+        "front_loaded": {"front_period": 2, "front_steps": 20},
+        "geometric": {"refresh_growth": 1.5, "correction_period": 10},
     }
     given = {**foam.defaults(), "statistic_dtype": "f32"}
     default = {
@@ -240,7 +246,9 @@ def ablations() -> Dict[str, Dict[str, Method]]:
     for option, some in values.items():
         named[option] = {
             "default" if value == default.get(option) else f"{option}={value}": Method(
-                f"{option} = {value}", default if value == default.get(option) else {option: value}, cost=2.5
+                f"{option} = {value}",
+                default if value == default.get(option) else {option: value, **more.get(value, {})},
+                cost=2.5,
             )
             for value in some
         }

@@ -160,7 +160,7 @@ def headline(rows: Sequence[Row]) -> str:
                 f"{mean(cell.column('step_p50_ms')):.2g}, {mean(cell.column('step_p99_ms')):.2g} | "
                 f"{mean(cell.column('state_bytes')) / 1e6:.2f} |"
             )
-    return "\n".join([*out, "", *losers(found), *verbs(found)]) + "\n"
+    return "\n".join([*out, "", *controls(found), *losers(found), *verbs(found)]) + "\n"
 
 
 #: The methods of the README, and what they are called there.
@@ -188,6 +188,38 @@ def front(rows: Sequence[Row]) -> str:
             line.append(f"{ratio:.2f}" if math.isfinite(ratio) else "—")
         out.append(f"| {FRONT[name]} | " + " | ".join(line) + " |")
     return "\n".join(out) + "\n"
+
+
+#: Rules that look at the factors, and the schedules that refresh as often without looking.
+CONTROLS = {
+    "sandwich": ["stale_front", "stale_geometric", "stale_front_corrected", "stale_geometric_corrected", "stale_uniform"],
+    "certified": ["stale_front_certified"],
+    "diagonal_residual": ["stale_front_residual"],
+    "foam": ["stale_front_foam"],
+    "soap_kappa": ["soap_front", "soap_geometric"],
+}
+
+
+def controls(found: Dict[str, Dict[str, Cell]]) -> List[str]:
+    """Each rule beside its controls."""
+    out = ["### Rules beside schedules with as many refreshes", ""]
+    out += ["Final test loss, and EVDs per run in brackets. Below each rule are schedules that refresh about as often",
+            "without looking; **bold** differs from the rule by more than both 95 % intervals.", ""]
+    out += ["| method | " + " | ".join(found) + " |", "| --- |" + " --- |" * len(found)]
+    for rule, blind in CONTROLS.items():
+        for method in [rule, *blind]:
+            line = []
+            for by_method in found.values():
+                if method not in by_method or rule not in by_method:
+                    line.append("")
+                    continue
+                own, other = by_method[method].final, by_method[rule].final
+                text = f"{shown(mean(own), 4)} ({mean(by_method[method].column('evd_calls')):.0f})"
+                apart = abs(mean(own) - mean(other)) > interval(own) + interval(other)
+                line.append(f"**{text}**" if apart else text)
+            if any(line):
+                out.append(f"| {'' if method == rule else '– '}`{method}` | " + " | ".join(line) + " |")
+    return [*out, ""]
 
 
 def losers(found: Dict[str, Dict[str, Cell]]) -> List[str]:
@@ -331,7 +363,14 @@ def colours(names: Sequence[str]) -> Dict[str, Any]:
 def style(name: str) -> str:
     if name.startswith("soap"):
         return "--"
-    return ":" if name.startswith(("stale_uniform", "stale_front", "stale_geometric")) else "-"
+    return ":" if name.startswith("stale_") else "-"
+
+
+def drawn(found: Dict[str, Dict[str, Cell]]) -> List[str]:
+    """What the pictures show, where every task has it: the methods of the README and the best of the controls. The
+    tables have them all.
+    """
+    return [name for name in [*FRONT, "stale_geometric"] if all(name in some for some in found.values())]
 
 
 def draw_curves(rows: Sequence[Row], folder: Path) -> None:
@@ -343,12 +382,12 @@ def draw_curves(rows: Sequence[Row], folder: Path) -> None:
     across = min(3, len(found))
     down = -(-len(found) // across)
     figure, axes = plt.subplots(down, across, figsize=(4.6 * across, 3.4 * down + 0.9), squeeze=False)
-    names = list(dict.fromkeys(method for by_method in found.values() for method in by_method))
+    names = drawn(found)
     colour = colours(names)
     for axis, (task, by_method) in zip(axes.flat, found.items()):
         shown_values = []
-        for method, cell in by_method.items():
-            points, losses = curve(cell.rows)
+        for method in names:
+            points, losses = curve(by_method[method].rows)
             if points:
                 wide = 2.0 if method in (BASE, "sandwich") else 1.2
                 axis.plot(points, losses, style(method), color=colour[method], lw=wide)
@@ -365,7 +404,7 @@ def draw_curves(rows: Sequence[Row], folder: Path) -> None:
     for axis in list(axes.flat)[len(found) :]:
         axis.axis("off")
     handles = [plt.Line2D([], [], color=colour[name], ls=style(name)) for name in names]
-    columns = 5 if across > 1 else 3
+    columns = 4 if across > 1 else 3
     below = -(-len(names) // columns)
     figure.tight_layout(rect=(0, 0.01 + 0.19 * below / (3.4 * down + 0.9), 1, 1))
     figure.legend(handles, names, loc="lower center", ncol=columns, frameon=False, fontsize=8)
@@ -378,7 +417,7 @@ def draw_profile(rows: Sequence[Row], folder: Path) -> None:
     import matplotlib.pyplot as plt
 
     found, _ = cells(rows)
-    names = [m for m in dict.fromkeys(m for b in found.values() for m in b) if all(m in b for b in found.values())]
+    names = drawn(found)
     if not names:
         return
     colour = colours(names)

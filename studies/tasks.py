@@ -467,7 +467,7 @@ KINDS: Dict[str, Kind] = {
 }
 
 HEADLINE: List[str] = ["autoencoder", "characters", "vit", "flights", "pinn", "conformer"]
-#: Where methods are run that are not run everywhere: controls, and variants of other methods.
+#: Where methods are run that are not run everywhere: further controls, and variants of other methods.
 CONTROLS: List[str] = ["characters", "pinn"]
 ABLATION: List[str] = ["digits", "dictionary", "digits5k"]
 

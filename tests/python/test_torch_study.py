@@ -140,6 +140,15 @@ def test_the_page_is_made_from_the_rows_alone(whole, tmp_path, command):
     assert "| test loss | teacher | digits | steps | CPU time |" in front and "| FOAM, preset `default` |" in front
 
 
+def test_the_page_compares_every_control_with_its_rule():
+    sys.path.insert(0, str(ROOT / "studies"))
+    import methods
+    import report
+
+    pairs = {(rule, control) for rule, controls in report.CONTROLS.items() for control in controls}
+    assert pairs == {(how.as_many_as, name) for name, how in methods.METHODS.items() if how.as_many_as}
+
+
 def test_the_committed_pages_are_what_the_committed_rows_give(tmp_path, command):
     pages = {"--page": ROOT / "docs/study.md", "--readme": ROOT / "README.md"}
     words = []
