@@ -50,7 +50,7 @@ DAMPINGS = np.logspace(-8, -2, 25)
 #: What is left of A in A_new.
 POPULATIONS = {"paper": 1.0, "average": 0.8}
 #: As many as in the paper; fewer for the population that is not in it.
-TRIALS = {"paper": 15, "average": 5}
+TRIALS = {"paper": 15, "average": 3}
 #: Trials whose corrected bound is computed, too: it costs a product more per damping.
 CORRECTED_TRIALS = 1
 
@@ -319,7 +319,7 @@ def table(found: Dict[str, Dict[str, Any]], sides: List[int]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sides", help="sizes of the factors, separated by commas (256,512,1024)")
-    parser.add_argument("--trials", type=int, help="per configuration (15; of the population average 5)")
+    parser.add_argument("--trials", type=int, help="per configuration (15; of the population average 3)")
     parser.add_argument("--corrected-trials", type=int, default=CORRECTED_TRIALS)
     parser.add_argument("--populations", default="paper,average", help="some of paper, average")
     parser.add_argument("--jobs", type=int, default=1)
