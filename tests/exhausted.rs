@@ -211,7 +211,7 @@ fn arguments(specs: &[Spec], seed: u64) -> Box<Arguments> {
     Box::new(Arguments { own, _grads: grads, _params: params, _lent: lent, args })
 }
 
-fn steps() {
+fn steps(on_threads: i32) {
     let specs = shapes();
     let cases = [
         ("reference", "policy=foam", 1, "none"),
@@ -227,7 +227,7 @@ fn steps() {
         ("soap", "policy=stale momentum=0 soap_form=exact refresh_schedule=fixed", 1, "none"),
         ("soap", "policy=stale momentum=0 soap_form=in_basis refresh_schedule=fixed", 3, "none"),
     ];
-    for (preset, more, threads, fault) in cases {
+    for (preset, more, threads, fault) in cases.into_iter().filter(|case| case.2 == on_threads) {
         let befores = match more {
             "policy=foam" => 1..3,
             // A step that asks for bases, and one that takes them in a handle that has not begun them.
@@ -590,6 +590,7 @@ parts! {
     ranks_survive: one_rank::every_refused_allocation_is_reported;
     sizes_that_cannot_be_had_are_refused_first: |_| sizes_are_refused_first();
     stacks_survive: |_| stacks();
-    steps_survive: |_| steps();
+    steps_on_one_thread_survive: |_| steps(1);
+    steps_on_three_threads_survive: |_| steps(3);
     the_safe_interface_survives: |_| in_rust();
 }
