@@ -51,7 +51,7 @@ DAMPINGS = np.logspace(-8, -2, 25)
 POPULATIONS = {"paper": 1.0, "average": 0.8}
 #: As many as in the paper; fewer for the population that is not in it.
 TRIALS = {"paper": 15, "average": 3}
-#: Trials whose corrected bound is computed, too: it costs a product more per damping.
+#: Trials whose corrected bound is computed, too: it costs an inverse and a check more per damping.
 CORRECTED_TRIALS = 1
 
 
@@ -331,8 +331,8 @@ def main() -> int:
     if not set(names) <= set(POPULATIONS):
         parser.error(f"--populations {given.populations}: expected some of {', '.join(POPULATIONS)}")
     what = list(itertools.product(names, sides, DECAYS, SIZES))
-    # It grows with the cube of the side.
     trials = {name: given.trials or TRIALS[name] for name in names}
+    # It grows with the cube of the side.
     cost = {w: w[1] ** 3 * trials[w[0]] for w in what}
     total, done, began = sum(cost.values()), 0, time.monotonic()
     found: Dict[str, List[np.ndarray]] = {name: [] for name in names}
