@@ -7,6 +7,7 @@ grafting have their own. The rest are each method's defaults; weight decay is 0 
 
 from __future__ import annotations
 
+import collections
 import importlib.util
 import os
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 import foam.torch
+from schedules import Schedule, split
 
 FACTORS: Tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
 ADAMW_CENTRE = 3e-3
@@ -30,7 +32,7 @@ class Method(NamedTuple):
     centre: float = ADAMW_CENTRE
     #: FOAM gets the model, so that embeddings and vectors are left to the grafted method; else all its parameters.
     by_model: bool = True
-    #: The adaptive method whose number of refreshes this control has, and the schedule that it has them on.
+    #: The adaptive method whose number of refreshes this control has, and the kind of schedule that it has them on.
     as_many_as: Optional[str] = None
     schedule: Optional[str] = None
     #: Run on every task; else on those of `tasks.CONTROLS`, unless tasks are asked for by name.
@@ -38,12 +40,17 @@ class Method(NamedTuple):
     #: About how much longer a run is than AdamW's.
     cost: float = 2.0
 
-    def optimizers(self, model: nn.Module, lr: float, extra: Mapping[str, Any]) -> Sequence[Any]:
+    def optimizers(self, model: nn.Module, lr: float, schedule: Optional[Schedule] = None) -> Sequence[Any]:
         """What is stepped."""
         if self.make is not None:
             return self.make(model, lr)
-        params = model if self.by_model else model.named_parameters()
-        return [foam.torch.FOAM(params, lr=lr, num_threads=1, **{"weight_decay": 0.0, **self.options, **extra})]
+        given = {"lr": lr, "num_threads": 1, "weight_decay": 0.0, **self.options, **(schedule.options if schedule else {})}
+        optimizer = foam.torch.FOAM(model if self.by_model else model.named_parameters(), **given)
+        if schedule and schedule.factors:
+            counts = collections.Counter(factor["param"] for factor in optimizer.factor_stats())
+            groups = foam.torch.param_groups(model) if self.by_model else optimizer.param_groups
+            optimizer = foam.torch.FOAM(split(groups, counts, schedule), **given)
+        return [optimizer]
 
 
 # ---- methods of others
@@ -93,43 +100,7 @@ def _soap_authors(model: nn.Module, lr: float) -> Sequence[torch.optim.Optimizer
     return [module.SOAP(model.parameters(), lr=lr, weight_decay=0.0, precondition_frequency=10)]
 
 
-# ---- controls: as many refreshes as another method, at other times
-
-
-def geometric_times(growth: float, steps: int) -> int:
-    """How many checks the schedule `geometric` has."""
-    t, count = 1, 0
-    while t <= steps:
-        count, t = count + 1, max(t + 1, -int(-growth * t // 1))
-    return count
-
-
-def scheduled(schedule: str, steps: int, refreshes: float) -> Dict[str, Any]:
-    """Options with which every factor is refreshed about `refreshes` times in `steps` steps."""
-    wanted = max(1.0, refreshes)
-    if schedule == "uniform":
-        return {"refresh_schedule": "fixed", "check_period": max(1, round(steps / max(1.0, wanted - 1)))}
-    if schedule == "geometric":
-        low, high = 1.0 + 1e-3, float(steps + 1)
-        for _ in range(60):
-            middle = (low * high) ** 0.5
-            low, high = (middle, high) if geometric_times(middle, steps) > wanted else (low, middle)
-        return {"refresh_schedule": "geometric", "refresh_growth": round(high, 4)}
-    if schedule == "front_loaded":
-        # A quarter of the run at period x, then at 4x: the number closest to what is wanted.
-        front = max(1, steps // 4)
-
-        def count(x: int) -> int:
-            return 1 + front // x + steps // (4 * x) - front // (4 * x)
-
-        best = min(range(1, steps + 1), key=lambda x: (abs(count(x) - wanted), x))
-        return {
-            "refresh_schedule": "front_loaded",
-            "front_period": best,
-            "front_steps": front,
-            "check_period": 4 * best,
-        }
-    raise ValueError(f"schedule '{schedule}': expected uniform, geometric or front_loaded")
+# ---- all methods
 
 
 NO_GRAFTING = {"grafting": "none", "root": 0, "precondition_1d": True}

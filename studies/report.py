@@ -203,7 +203,7 @@ CONTROLS = {
 def controls(found: Dict[str, Dict[str, Cell]]) -> List[str]:
     """Each rule beside its controls."""
     out = ["### Rules beside schedules with as many refreshes", ""]
-    out += ["Final test loss, and EVDs per run in brackets. Below each rule are schedules that refresh about as often",
+    out += ["Final test loss, and EVDs per run in brackets. Below each rule are schedules that refresh as often",
             "without looking; **bold** differs from the rule by more than both 95 % intervals.", ""]
     out += ["| method | " + " | ".join(found) + " |", "| --- |" + " --- |" * len(found)]
     for rule, blind in CONTROLS.items():

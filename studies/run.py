@@ -27,9 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import data  # noqa: E402
 import methods  # noqa: E402
+import schedules  # noqa: E402
 import tasks  # noqa: E402
 import training  # noqa: E402
 import workers  # noqa: E402
+from schedules import Schedule  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "studies" / "results"
@@ -96,16 +98,16 @@ def key_of(row: Mapping[str, Any]) -> Key:
 # ---- what is to be run
 
 
-def job(stage: str, task: str, method: str, trial: int, seed: int, scale: float, part: str, extra: Mapping) -> Dict:
+def job(stage: str, task: str, method: str, trial: int, seed: int, scale: float, schedule: Optional[Schedule]) -> Dict:
     how = methods.find(method)
-    options = {**(how.options or {}), **extra}
+    said = [schedules.told(how.options or {}), schedule.text() if schedule else ""]
     return {
         **{"stage": stage, "task": task, "method": method, "trial": trial, "seed": seed},
         "scale": scale,
         "lr": how.centre * methods.FACTORS[trial],
-        "options": " ".join(f"{name}={value}" for name, value in sorted(options.items())),
-        "extra": dict(extra),
-        "part": part,
+        "options": " ".join(words for words in said if words),
+        "schedule": schedule,
+        "part": "test" if stage == "final" else "valid",
     }
 
 
@@ -138,36 +140,35 @@ class Study:
         for task, method in self.pairs():
             yield task, method, len(self.trials) + self.seeds
 
-    def extra(self, rows: Sequence[Row], task: str, method: str) -> Optional[Dict[str, Any]]:
-        """Options that follow from the tuning of another method; None while that is not known."""
+    def schedule(self, rows: Sequence[Row], task: str, method: str) -> Optional[Schedule]:
+        """The schedule of a control: as many refreshes as its rule has on average over the seeds; None while that is
+        not known.
+        """
         how = methods.find(method)
-        if how.as_many_as is None:
-            return {}
-        tried = [r for r in rows if (r["stage"], r["task"], r["method"]) == ("tune", task, how.as_many_as)]
-        if len(tried) < len(self.trials):
+        ruled = [
+            r for r in rows
+            if (r["stage"], r["task"], r["method"]) == ("final", task, how.as_many_as) and int(r["seed"]) < self.seeds
+        ]
+        done = [r for r in ruled if r["status"] == "done"]
+        if len(ruled) < self.seeds or not done:
             return None
-        model = best(rows, "tune", task, how.as_many_as)
-        if model is None:
-            return {}
-        steps = int(model["steps"])
-        return methods.scheduled(how.schedule, steps, int(model["evd_calls"]) / max(1, int(model["factors"])))
+        evds = round(sum(int(r["evd_calls"]) for r in done) / len(done))
+        return schedules.matched(how.schedule, how.options, int(done[0]["steps"]), evds, int(done[0]["factors"]))
 
     def ready(self, rows: Sequence[Row]) -> List[Dict]:
         """The jobs that can be run now, in order; those that depend on others follow once these are there."""
         found: List[Dict] = []
         done = {key_of(row) for row in rows}
         for task, method in self.pairs():
-            extra = self.extra(rows, task, method)
-            if extra is None:
+            schedule = self.schedule(rows, task, method)
+            if schedule is None and methods.find(method).as_many_as is not None:
                 continue
-            tune = [job("tune", task, method, t, TUNING_SEED, self.scale, "valid", extra) for t in self.trials]
+            tune = [job("tune", task, method, t, TUNING_SEED, self.scale, schedule) for t in self.trials]
             found += tune
             chosen = best(rows, "tune", task, method) if all(key_of(one) in done for one in tune) else None
             if chosen is not None:
                 trial = int(chosen["trial"])
-                found += [
-                    job("final", task, method, trial, seed, self.scale, "test", extra) for seed in range(self.seeds)
-                ]
+                found += [job("final", task, method, trial, seed, self.scale, schedule) for seed in range(self.seeds)]
         return found
 
 
@@ -180,7 +181,7 @@ class Ablations(Study):
 
     def ready(self, rows: Sequence[Row]) -> List[Dict]:
         return [
-            job("ablation", task, method, trial, seed, self.scale, "valid", {})
+            job("ablation", task, method, trial, seed, self.scale, None)
             for task, method in self.pairs()
             for trial in self.trials
             for seed in range(self.seeds)

@@ -58,11 +58,11 @@ def _number(value: float) -> str:
 
 
 def train(job: Mapping[str, Any]) -> Dict[str, str]:
-    """Runs a job (its keys are the first columns, and `part`, `extra`) on one thread; a row of the CSV."""
+    """Runs a job (its keys are the first columns, and `part`, `schedule`) on one thread; a row of the CSV."""
     torch.set_num_threads(1)
     method = methods.find(job["method"])
     task = tasks.make(job["task"], job["seed"], job["scale"])
-    optimizers = method.optimizers(task.model, job["lr"], job["extra"])
+    optimizers = method.optimizers(task.model, job["lr"], job["schedule"])
     bases = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     every = max(1, task.steps // EVALUATIONS)
     points, losses, seconds_at, steps_taken = [], [], [], []
