@@ -142,6 +142,21 @@ METHODS: Dict[str, Method] = {
         {"preset": "reference", "policy": "stale", "start_step": 20},
         by_model=False, as_many_as="foam", schedule="front_loaded", cost=2.5,
     ),
+    "stale_front_relative": Method(
+        "stale, front-loaded", {"policy": "stale"}, as_many_as="foam_relative", schedule="front_loaded",
+        everywhere=False,
+    ),
+    "stale_front_fixed_epsilon": Method(
+        "stale, front-loaded", {"policy": "stale"}, as_many_as="fixed_epsilon", schedule="front_loaded",
+        everywhere=False,
+    ),
+    "stale_front_ungrafted": Method(
+        "stale, front-loaded, p = 4, no grafting", {"policy": "stale", **NO_GRAFTING}, centre=1e-2, by_model=False,
+        as_many_as="sandwich_ungrafted", schedule="front_loaded", everywhere=False,
+    ),
+    "stale_front_bounded": Method(
+        "stale, front-loaded", {"policy": "stale"}, as_many_as="sandwich_geometric", schedule="front_loaded",
+    ),
     "stale_geometric": Method(
         "stale, geometric", {"policy": "stale"}, as_many_as="sandwich", schedule="geometric",
     ),
@@ -161,7 +176,6 @@ METHODS: Dict[str, Method] = {
     "sandwich_geometric": Method(
         "refreshed at geometric times, the bound between them",
         {"refresh_schedule": "geometric", "refresh_growth": 1.5, "correction_period": 10},
-        everywhere=False,
     ),
     "soap_exact": Method("SOAP as its authors have it (ours)", SOAP_AUTHORS, by_model=False),
     "soap_fast": Method("SOAP in the basis, front-loaded (the preset)", {"preset": "soap"}, by_model=False),
@@ -203,6 +217,13 @@ def ablations() -> Dict[str, Dict[str, Method]]:
         "statistic_dtype": ["f32", "f64"],
         "policy": ["sandwich", "foam_certified", "foam_fixed_epsilon", "foam", "diagonal_residual", "stale"],
         "refresh_schedule": ["fixed", "front_loaded", "geometric"],
+        "refresh_method": ["evd", "qr"],
+        "refresh_delay": [0, 5],
+        "start_step": [1, 10],
+        "statistics_period": [1, 2, 5],
+        "beta1": [0.8, 0.9, 0.95],
+        "beta2": [0.9, 0.95, 0.99, 0.999],
+        "grafting_beta2": [0.99, 0.999],
     }
     # What else a value needs: checks every second step at first; refreshes at 1, 2, 3, 5, 8, …, the bound between them.
     more = {
