@@ -299,6 +299,12 @@ typedef struct foam_tensor {
 /** Checks every `check_period` steps; SOAP's basis is refreshed where kappa is above `kappa_threshold`. */
 #define FOAM_SCHEDULE_KAPPA 3
 
+/**
+ * Checks every `check_period` steps, and at the times of `FOAM_SCHEDULE_GEOMETRIC`, when bases are refreshed whatever
+ * is found.
+ */
+#define FOAM_SCHEDULE_COMBINED 4
+
 /** A basis is refreshed by an eigendecomposition. */
 #define FOAM_REFRESH_EVD 0
 
@@ -476,7 +482,7 @@ typedef struct foam_config {
     int64_t front_period;
     /** Steps of that part; 0 means 4 / (1 - beta2). */
     int64_t front_steps;
-    /** Factor from a check to the next in the schedule geometric, in [1.01, 1000]. */
+    /** Factor from a time to the next in the schedules geometric and combined, in [1.01, 1000]. */
     double refresh_growth;
     /** Kappa above which the schedule kappa refreshes. */
     double kappa_threshold;

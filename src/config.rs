@@ -107,7 +107,7 @@ pub struct Config {
     pub front_period: i64,
     /// How long the first part of the schedule `front_loaded` lasts; 0 means 4/(1 − β₂).
     pub front_steps: i64,
-    /// ρ of the schedule `geometric`.
+    /// ρ of the schedules `geometric` and `combined`.
     pub refresh_growth: f64,
     /// κ above which the schedule `kappa` refreshes.
     pub kappa_threshold: f64,
@@ -156,6 +156,7 @@ impl Default for Config {
             lr: 1e-3,
             negative_eigenvalues: NegativeEigenvalues::Clamp,
             epsilon_mode: EpsilonMode::Relative,
+            refresh_schedule: RefreshSchedule::Combined,
             precondition_1d: false,
             keep_matrix: true,
             even_blocks: true,
@@ -304,7 +305,7 @@ impl Config {
                 self.front_period
             }
             RefreshSchedule::FrontLoaded => self.check_period,
-            RefreshSchedule::Geometric => 1,
+            RefreshSchedule::Geometric | RefreshSchedule::Combined => 1,
         };
         (if self.start_step > 0 { self.start_step } else { scheduled }) as u64
     }

@@ -44,10 +44,13 @@ fn diagonal(model: &Model, place: Place, correction: f64) -> Array1<f64> {
 
 #[test]
 fn a_correction_keeps_the_basis_and_takes_the_diagonal_between_scheduled_refreshes() {
-    for policy in ["stale", "sandwich"] {
+    for policy in [
+        "stale refresh_schedule=geometric correction_period=5",
+        "sandwich refresh_schedule=geometric correction_period=5",
+        "sandwich refresh_schedule=combined check_period=5",
+    ] {
         let options = format!(
-            "policy={policy} tau=1e6 epsilon=1e-4 epsilon_max=1e-4 refresh_schedule=geometric refresh_growth=2 \
-             correction_period=5 merge_dims=false beta2=0.9"
+            "policy={policy} tau=1e6 epsilon=1e-4 epsilon_max=1e-4 refresh_growth=2 merge_dims=false beta2=0.9"
         );
         let (mut refreshes, mut corrections) = (Vec::new(), Vec::new());
         let mut bases: [Vec<f64>; 2] = Default::default();
@@ -100,6 +103,19 @@ fn a_correction_makes_a_stale_operator_better() {
     let schedule = "refresh_schedule=geometric refresh_growth=2 merge_dims=false beta2=0.9";
     let (blind, corrected) = (gaps(schedule), gaps(&format!("{schedule} correction_period=1")));
     assert!(corrected < 0.9 * blind, "mean gap {corrected} with corrections, {blind} without");
+}
+
+#[test]
+fn a_policy_without_refreshes_has_none_on_a_combined_schedule() {
+    let options =
+        "policy=foam_no_refresh refresh_schedule=combined check_period=5 refresh_growth=2 merge_dims=false";
+    run("reference", options, (6, 5), 20, |t, model| {
+        for place in AXES {
+            let info = model.factor(place);
+            let checks = [1, 2, 4, 5, 8, 10, 15, 16, 20].iter().filter(|step| **step <= t).count();
+            assert_eq!((info.evd_calls, info.checks), (1, checks as _), "step {t}");
+        }
+    });
 }
 
 #[test]
@@ -166,8 +182,9 @@ fn qr_steps_take_statistics_of_zeros_diagonals_and_one_row() {
 fn tracking_refreshes_unseen_while_most_checks_ask_for_it() {
     let tau = 0.1;
     let shape = [10i64, 8];
-    let options =
-        format!("refresh_method=qr qr_track=true tau={tau} check_period=1 beta2=0.5 merge_dims=false");
+    let options = format!(
+        "refresh_method=qr qr_track=true tau={tau} check_period=1 refresh_schedule=fixed beta2=0.5 merge_dims=false"
+    );
     let mut model = Model::new("default", &options, &[Spec::new("w", &shape)]);
     let mut params = [Tensor::f64(&shape, &Random::new(5).normals(80))];
     let mut history = Vec::new();

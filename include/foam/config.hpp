@@ -173,7 +173,7 @@ template <class Self> class Options : public ConfigBase {
     FOAM_HPP_NUMBER(int64_t, front_period)
     /** Steps of that part; 0 means 4 / (1 - beta2). */
     FOAM_HPP_NUMBER(int64_t, front_steps)
-    /** Factor from a check to the next in the schedule geometric. */
+    /** Factor from a time to the next in the schedules geometric and combined. */
     FOAM_HPP_NUMBER(double, refresh_growth)
     /** Kappa above which the schedule kappa refreshes. */
     FOAM_HPP_NUMBER(double, kappa_threshold)

@@ -122,6 +122,7 @@ enum class RefreshSchedule : int32_t {
     front_loaded = FOAM_SCHEDULE_FRONT_LOADED,
     geometric = FOAM_SCHEDULE_GEOMETRIC,
     kappa = FOAM_SCHEDULE_KAPPA,
+    combined = FOAM_SCHEDULE_COMBINED,
 };
 
 /** What the last check of a factor did (`foam_factor_info::last_branch`). */

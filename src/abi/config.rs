@@ -84,6 +84,9 @@ pub const FOAM_SCHEDULE_FRONT_LOADED: i32 = 1;
 pub const FOAM_SCHEDULE_GEOMETRIC: i32 = 2;
 /// Checks every `check_period` steps; SOAP's basis is refreshed where kappa is above `kappa_threshold`.
 pub const FOAM_SCHEDULE_KAPPA: i32 = 3;
+/// Checks every `check_period` steps, and at the times of `FOAM_SCHEDULE_GEOMETRIC`, when bases are refreshed whatever
+/// is found.
+pub const FOAM_SCHEDULE_COMBINED: i32 = 4;
 
 /// A basis is refreshed by an eigendecomposition.
 pub const FOAM_REFRESH_EVD: i32 = 0;
@@ -247,7 +250,7 @@ pub struct foam_config {
     pub front_period: i64,
     /// Steps of that part; 0 means 4 / (1 - beta2).
     pub front_steps: i64,
-    /// Factor from a check to the next in the schedule geometric, in [1.01, 1000].
+    /// Factor from a time to the next in the schedules geometric and combined, in [1.01, 1000].
     pub refresh_growth: f64,
     /// Kappa above which the schedule kappa refreshes.
     pub kappa_threshold: f64,

@@ -102,6 +102,8 @@ pub enum RefreshSchedule {
     Geometric = 2,
     /// Every `check_period` steps; SOAP's basis is refreshed where κ is above `kappa_threshold`.
     Kappa = 3,
+    /// Every `check_period` steps, and at the times of `Geometric`, when bases are refreshed whatever is found.
+    Combined = 4,
 }
 
 /// How a basis of Shampoo is refreshed.
@@ -238,6 +240,7 @@ choice!(PreconditionerName { "shampoo" => Shampoo, "soap" => Soap });
 choice!(SoapForm { "exact" => Exact, "in_basis" => InBasis });
 choice!(RefreshSchedule {
     "fixed" => Fixed, "front_loaded" => FrontLoaded, "geometric" => Geometric, "kappa" => Kappa,
+    "combined" => Combined,
 });
 choice!(RefreshMethod { "evd" => Evd, "qr" => Qr, "auto" => Auto });
 choice!(MatmulPrecision { "f32" => F32, "tf32" => Tf32 });

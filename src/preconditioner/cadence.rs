@@ -4,7 +4,7 @@
 //! gradient at every step it is the step number of the paper and of the authors' code; a parameter
 //! without gradients stands still, so its bias correction, and with it its proxy, does not drift.
 
-use crate::config::{Cadence, Config, RefreshSchedule};
+use crate::config::{Cadence, Config, Policy, RefreshSchedule};
 
 /// Whether the factors of a parameter are checked at its step `t` (from 1).
 pub fn is_check(config: &Config, t: u64) -> bool {
@@ -17,9 +17,16 @@ pub fn calls_check(config: &Config, t: u64) -> bool {
     is_check(config, t) || asked.is_some_and(|asked| is_check(config, asked))
 }
 
-/// Whether factors are refreshed at step `t` whatever is found: on the schedule, where other checks correct.
+/// Whether factors are refreshed at step `t` whatever is found: at the geometric times of `combined`; with another
+/// schedule on all of it, where other checks correct.
 pub fn is_forced(config: &Config, t: u64) -> bool {
-    config.correction_period > 0 && on_schedule(config, t)
+    match config.refresh_schedule {
+        RefreshSchedule::Combined => {
+            config.policy != Policy::FoamNoRefresh
+                && begins_or(config, t, |age| is_geometric(config.refresh_growth, age))
+        }
+        _ => config.correction_period > 0 && on_schedule(config, t),
+    }
 }
 
 fn is_correction(config: &Config, t: u64) -> bool {
@@ -34,16 +41,22 @@ fn is_correction(config: &Config, t: u64) -> bool {
 
 /// Whether step `t` is on the schedule.
 fn on_schedule(config: &Config, t: u64) -> bool {
+    begins_or(config, t, |age| is_scheduled(config, age))
+}
+
+/// Whether `t` is the step of the first check, or a later one whose age `holds`: the step, counted from 1 (reference)
+/// or from 0 (paper).
+fn begins_or(config: &Config, t: u64, holds: impl Fn(u64) -> bool) -> bool {
     match config.cadence {
-        Cadence::Paper => t == 1 || is_scheduled(config, t - 1),
+        Cadence::Paper => t == 1 || holds(t - 1),
         Cadence::Reference => {
             let first = config.first_check();
-            t == first || (t > first && is_scheduled(config, t))
+            t == first || (t > first && holds(t))
         }
     }
 }
 
-/// Whether the schedule has a check at `age`: the step, counted from 1 (reference) or from 0 (paper).
+/// Whether the schedule has a check at `age`.
 fn is_scheduled(config: &Config, age: u64) -> bool {
     let period = config.check_period as u64;
     match config.refresh_schedule {
@@ -53,6 +66,7 @@ fn is_scheduled(config: &Config, age: u64) -> bool {
         }
         RefreshSchedule::FrontLoaded => age.is_multiple_of(period),
         RefreshSchedule::Geometric => is_geometric(config.refresh_growth, age),
+        RefreshSchedule::Combined => age.is_multiple_of(period) || is_geometric(config.refresh_growth, age),
     }
 }
 
@@ -181,6 +195,27 @@ mod tests {
         let paper = Config { cadence: Cadence::Paper, ..config.clone() };
         assert_eq!(checks(&paper, 30), [1, 2, 4, 6, 10, 11, 16, 21, 26, 28]);
         assert!(forced(&Config { correction_period: 0, ..config }).is_empty());
+    }
+
+    #[test]
+    fn a_combined_schedule_checks_at_multiples_and_refreshes_at_geometric_times() {
+        let forced = |config: &Config| (1..=50).filter(|t| is_forced(config, *t)).collect::<Vec<u64>>();
+        let config = Config::default();
+        assert_eq!(checks(&config, 50), [1, 2, 3, 5, 8, 10, 12, 18, 20, 27, 30, 40, 41, 50]);
+        assert_eq!(forced(&config), [1, 2, 3, 5, 8, 12, 18, 27, 41]);
+        let paper =
+            Config { cadence: Cadence::Paper, check_period: 20, refresh_growth: 3.0, ..config.clone() };
+        assert_eq!(
+            (checks(&paper, 50), forced(&paper)),
+            (vec![1, 2, 4, 10, 21, 28, 41], vec![1, 2, 4, 10, 28])
+        );
+        let late = Config { start_step: 15, ..config.clone() };
+        assert_eq!((checks(&late, 30), forced(&late)), (vec![15, 18, 20, 27, 30], vec![15, 18, 27, 41]));
+        assert!(forced(&Config { policy: Policy::FoamNoRefresh, ..config.clone() }).is_empty());
+        // The same steps as those of geometric refreshes with corrections at the period between them.
+        let geometric =
+            Config { refresh_schedule: RefreshSchedule::Geometric, correction_period: 10, ..config.clone() };
+        assert_eq!((checks(&geometric, 500), forced(&geometric)), (checks(&config, 500), forced(&config)));
     }
 
     #[test]

@@ -286,6 +286,8 @@ fn every_policy_and_option_agrees() {
             "sandwich",
             "sandwich refresh_method=qr tau=0.2",
             "stale correction_period=2 refresh_schedule=geometric",
+            "sandwich refresh_schedule=combined refresh_growth=2",
+            "foam_no_refresh refresh_schedule=combined",
             "foam statistics_period=3",
             "sandwich keep_inverse_root=false",
         ] {

@@ -21,6 +21,8 @@ SCHEDULES = [
     dict(policy="stale", refresh_schedule="geometric", refresh_growth=2),
     dict(policy="stale", refresh_schedule="geometric", refresh_growth=3, correction_period=2),
     dict(policy="sandwich", refresh_schedule="geometric", preset="paper", correction_period=4),
+    dict(policy="sandwich", refresh_schedule="combined", refresh_growth=3, check_period=4),
+    dict(policy="stale", refresh_schedule="combined", preset="paper", check_period=7),
     dict(policy="foam", check_period=7, refresh_delay=3),
     dict(policy="stale", preset="paper", check_period=5, refresh_delay=8),
 ]

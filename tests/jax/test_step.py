@@ -22,6 +22,7 @@ VARIANTS = {
     "sandwich": dict(policy="sandwich"),
     "qr": dict(policy="sandwich", refresh_method="qr", tau=0.2),
     "corrected": dict(policy="stale", refresh_schedule="geometric", correction_period=2),
+    "combined": dict(policy="sandwich", refresh_schedule="combined", check_period=3),
     "delayed": dict(policy="stale", check_period=3, refresh_delay=2),
     "grafting_only": dict(policy="grafting_only"),
     "paper": dict(preset="paper"),

@@ -51,7 +51,7 @@ def test_constants_are_those_of_the_header(header):
     lists = ("STEP_VALIDATE", "API_VERSION", "BLOCK_MAX_NDIM", "PORT_DTYPES", "PORT_READ", "PORT_WRITTEN")
     verbs = ("VERB_ACCUMULATE", "VERB_CHECK", "VERB_APPLY", "RECORD_REAL", "RECORD_WHOLE", "COMM_IN_PLACE")
     infos = ("INFO_IDLE", "INFO_NOT_FINITE", "INFO_LEFT_OUT", "INFO_FELL_BACK")
-    soap = ("PRECONDITIONER_SOAP", "SCHEDULE_FRONT_LOADED", "SCHEDULE_GEOMETRIC")
+    soap = ("PRECONDITIONER_SOAP", "SCHEDULE_FRONT_LOADED", "SCHEDULE_GEOMETRIC", "SCHEDULE_COMBINED")
     for name in (*named, *devices, *dtypes, *stacks, *lists, *verbs, *infos, *soap):
         assert defined[name] == getattr(_structs, name), name
     branches = [name for name in defined if name.startswith("BRANCH_")]

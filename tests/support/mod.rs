@@ -31,6 +31,8 @@ pub fn policies_and_schedules() -> impl Iterator<Item = &'static str> {
         "sandwich refresh_method=qr tau=0.2",
         "stale refresh_schedule=geometric correction_period=2",
         "sandwich refresh_schedule=geometric correction_period=2",
+        "sandwich refresh_schedule=combined",
+        "foam refresh_schedule=combined refresh_growth=3",
         "sandwich refresh_method=qr qr_track=true tau=0.1 beta2=0.5",
         "foam statistics_period=3",
         "sandwich statistics_period=4",

@@ -210,7 +210,7 @@ def _front_length(config: Any) -> int:
 def _first_check(config: Any) -> int:
     if config.start_step:
         return config.start_step
-    if config.refresh_schedule == _structs.SCHEDULE_GEOMETRIC:
+    if config.refresh_schedule in (_structs.SCHEDULE_GEOMETRIC, _structs.SCHEDULE_COMBINED):
         return 1
     front = config.refresh_schedule == _structs.SCHEDULE_FRONT_LOADED and _front_length(config) >= config.front_period
     return config.front_period if front else config.check_period
@@ -220,14 +220,20 @@ def _scheduled(config: Any, age: Any) -> Any:
     """Whether the schedule has a check at ``age``."""
     period = np.uint32(config.check_period)
     if config.refresh_schedule == _structs.SCHEDULE_GEOMETRIC:
-        times = [1]
-        while times[-1] < 2**31:
-            times.append(max(times[-1] + 1, math.ceil(config.refresh_growth * times[-1])))
-        return jnp.any(age[:, None] == np.array(times[:-1], np.uint32), axis=1)
+        return _geometric(config, age)
+    if config.refresh_schedule == _structs.SCHEDULE_COMBINED:
+        return (age % period == 0) | _geometric(config, age)
     if config.refresh_schedule == _structs.SCHEDULE_FRONT_LOADED:
         front = np.uint32(min(_front_length(config), 2**32 - 1))
         return jnp.where(age <= front, age % np.uint32(config.front_period), age % period) == 0
     return age % period == 0
+
+
+def _geometric(config: Any, age: Any) -> Any:
+    times = [1]
+    while times[-1] < 2**31:
+        times.append(max(times[-1] + 1, math.ceil(config.refresh_growth * times[-1])))
+    return jnp.any(age[:, None] == np.array(times[:-1], np.uint32), axis=1)
 
 
 def _corrected(config: Any, age: Any) -> Any:
