@@ -31,6 +31,10 @@ fn heard(config: Config, params: Vec<Param>) -> (Optimizer, Arc<Mutex<Vec<String
 
 /// Checks a run of random gradients: nothing is said before the twentieth check, then `finding` and nothing else, once.
 fn says(preset: &str, options: &str, finding: Finding, remedy: &str) {
+    says_from(20, preset, options, finding, remedy);
+}
+
+fn says_from(first: usize, preset: &str, options: &str, finding: Finding, remedy: &str) {
     let params = vec![Param::new("weight", &SIDES)];
     let (mut optimizer, said) = heard(config(preset, &format!("check_period=1 {options}")), params);
     let (mut random, mut weights) = (Random::new(1), vec![0.5f32; SIDES[0] * SIDES[1]]);
@@ -40,7 +44,7 @@ fn says(preset: &str, options: &str, finding: Finding, remedy: &str) {
         optimizer.step([&mut weights], [&gradient]).unwrap();
         let (stats, factors) = (optimizer.stats().unwrap(), optimizer.factors().unwrap());
         let (found, told) = (stats.findings, about(&said.lock().unwrap()));
-        if check < 20 {
+        if check < first {
             assert!(
                 found.is_empty() && told == 0,
                 "{finding:?} at check {check}: {:?}",
@@ -76,10 +80,13 @@ fn a_cap_that_most_checks_want_to_pass_is_found() {
 
 #[test]
 fn a_refresh_at_every_check_is_found() {
-    let fast = "tau=0.01 beta2=0.7 statistic_dtype=f64";
+    let fast = "tau=0.01 beta2=0.7 statistic_dtype=f64 refresh_schedule=fixed";
     says("default", fast, Finding::AlwaysRefreshes, "try beta2 = 0.9, or a smaller check_period");
     let strict = "tau=0.001 statistic_dtype=f64";
-    says("default", strict, Finding::AlwaysRefreshes, "try tau = 0.002, or policy = stale");
+    let remedy = "try tau = 0.002, or policy = stale";
+    says("default", &format!("{strict} refresh_schedule=fixed"), Finding::AlwaysRefreshes, remedy);
+    // Refreshes at steps 2, 3, 5, 8, 12 and 18 are the schedule's, and say nothing.
+    says_from(26, "default", strict, Finding::AlwaysRefreshes, remedy);
     let residual = "policy=diagonal_residual residual_threshold=0.0001 epsilon=1e-4 statistic_dtype=f64";
     says("reference", residual, Finding::AlwaysRefreshes, "try residual_threshold = ");
     let soap = "refresh_schedule=kappa kappa_threshold=0.0001";

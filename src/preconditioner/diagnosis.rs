@@ -1,8 +1,8 @@
 //! What is wrong with a configuration, judged by the records of its factors: pure functions, once for the warnings,
 //! the statistics of every language, and `python -m foam doctor`.
 //!
-//! A factor is judged from its [`ENOUGH`]th check on: bases turn fast at the start of every run. The optimizer has a
-//! finding if at least one in [`SHARE`] of the judged factors has it. A factor has at most one of the first three,
+//! A factor is judged from its [`ENOUGH`]th check on: bases turn fast at the start of every run. Checks at which it is
+//! refreshed whatever is found do not count: they say nothing of the policy. The optimizer has a finding if at least one in [`SHARE`] of the judged factors has it. A factor has at most one of the first three,
 //! the cause: noise keeps ε at its cap, and a cap makes every check refresh.
 
 use super::{Counters, FactorRecord, Preconditioner};
@@ -93,9 +93,22 @@ impl Findings {
     }
 }
 
+/// The checks of a factor that say something: those of a policy that looks, and its first, which has nothing to look at.
+fn telling_checks(config: &Config, counters: &Counters) -> i64 {
+    if !Preconditioner::of(config).senses(config) {
+        return counters.checks;
+    }
+    let looked = counters.proxy_calls + counters.residual_calls + counters.qr_tracked;
+    counters.checks.min(looked + 1)
+}
+
+fn is_judged(config: &Config, record: &FactorRecord) -> bool {
+    telling_checks(config, &record.counters) >= ENOUGH
+}
+
 /// The findings about one factor.
 pub fn judge(config: &Config, record: &FactorRecord) -> Findings {
-    let judged = record.counters.checks >= ENOUGH;
+    let judged = is_judged(config, record);
     let found = Finding::ALL.into_iter().filter(|finding| judged && holds(config, record, *finding));
     Findings(found.map(Finding::bit).sum())
 }
@@ -113,7 +126,10 @@ fn holds(config: &Config, record: &FactorRecord, finding: Finding) -> bool {
         Finding::NoiseAboveTau => has_proxy && gauges.noise_floor > config.tau,
         Finding::EpsilonAtCap => has_proxy && !is(Finding::NoiseAboveTau) && is_at_cap(config, record),
         Finding::AlwaysRefreshes => {
-            let busy = counters.evd_calls as f64 >= BUSY * counters.checks as f64;
+            let telling = telling_checks(config, counters);
+            // Each of the others had its refresh.
+            let asked = counters.evd_calls - (counters.checks - telling);
+            let busy = asked as f64 >= BUSY * telling as f64;
             let known = is(Finding::NoiseAboveTau) || is(Finding::EpsilonAtCap);
             busy && steered && !known
         }
@@ -125,11 +141,11 @@ fn holds(config: &Config, record: &FactorRecord, finding: Finding) -> bool {
 }
 
 fn is_at_cap(config: &Config, record: &FactorRecord) -> bool {
-    let (gauges, Counters { checks, cap_refreshes, .. }) = (&record.gauges, record.counters);
+    let (gauges, counters) = (&record.gauges, &record.counters);
     match config.policy {
         // Nothing counts how often it was clipped: judged by where ε is now.
         Policy::FoamNoRefresh => gauges.epsilon >= config.most_damping().at(gauges.eigenvalue_max),
-        _ => 2 * cap_refreshes > checks,
+        _ => 2 * counters.cap_refreshes > telling_checks(config, counters),
     }
 }
 
@@ -150,7 +166,7 @@ pub struct Diagnosis {
 pub fn judge_all<'a>(config: &Config, records: impl Iterator<Item = &'a FactorRecord>) -> Diagnosis {
     let mut sum = Diagnosis::default();
     for (factor, record) in records.enumerate() {
-        sum.judged += usize::from(record.counters.checks >= ENOUGH);
+        sum.judged += usize::from(is_judged(config, record));
         for finding in judge(config, record).iter() {
             let place = finding as usize;
             if sum.concerned[place] == 0 {
@@ -200,7 +216,8 @@ fn symptom(config: &Config, finding: Finding, record: &FactorRecord) -> String {
             format!("epsilon is at epsilon_max = {:.2e}", gauges.epsilon)
         }
         Finding::EpsilonAtCap => {
-            format!("{} of {checks} checks wanted more than epsilon_max", counters.cap_refreshes)
+            let telling = telling_checks(config, counters);
+            format!("{} of {telling} checks wanted more than epsilon_max", counters.cap_refreshes)
         }
         Finding::AlwaysRefreshes => {
             format!("{evds} eigendecompositions at {checks} checks, so that nothing is saved")
