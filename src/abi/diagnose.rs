@@ -98,6 +98,9 @@ fn record(info: &foam_factor_info) -> Result<FactorRecord> {
         counters: Counters {
             checks: whole("checks", info.checks)?,
             evd_calls: whole("evd_calls", info.evd_calls)?,
+            proxy_calls: whole("proxy_calls", info.proxy_calls)?,
+            residual_calls: whole("residual_calls", info.residual_calls)?,
+            qr_tracked: whole("qr_tracked", info.qr_tracked)?,
             cap_refreshes: whole("cap_refreshes", info.cap_refreshes)?,
             failed_evds: whole("failed_evds", info.failed_evds)?,
             fallback_stale: whole("fallback_stale", info.fallback_stale)?,

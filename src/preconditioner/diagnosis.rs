@@ -94,12 +94,13 @@ impl Findings {
 }
 
 /// The checks of a factor that say something: those of a policy that looks, and its first, which has nothing to look at.
+/// All, where no look is known of: statistics in a file need not have that column.
 fn telling_checks(config: &Config, counters: &Counters) -> i64 {
-    if !Preconditioner::of(config).senses(config) {
-        return counters.checks;
+    let senses = Preconditioner::of(config).senses(config);
+    match counters.proxy_calls.saturating_add(counters.residual_calls).saturating_add(counters.qr_tracked) {
+        looked if senses && looked > 0 => counters.checks.min(looked.saturating_add(1)),
+        _ => counters.checks,
     }
-    let looked = counters.proxy_calls + counters.residual_calls + counters.qr_tracked;
-    counters.checks.min(looked + 1)
 }
 
 fn is_judged(config: &Config, record: &FactorRecord) -> bool {

@@ -51,7 +51,12 @@ static void diagnoses(model *m) {
     CHECK(findings == 77);
     OK(&m->error, DIAGNOSE(&config, NULL, 0, 0, NULL, 0));
     CHECK(findings == 0 && needed == 1);
-    for (size_t i = 0; i < count; i++) items[i].checks = items[i].evd_calls = 20, items[i].noise_floor = 0;
+    for (size_t i = 0; i < count; i++) {
+        items[i].checks = items[i].evd_calls = 20, items[i].proxy_calls = 18, items[i].noise_floor = 0;
+    }
+    OK(&m->error, DIAGNOSE(&config, items, sizeof items[0], count, text, sizeof text));
+    CHECK(findings == 0 && text[0] == 0); /* one refresh was not asked for by the policy */
+    for (size_t i = 0; i < count; i++) items[i].proxy_calls = 19;
     OK(&m->error, DIAGNOSE(&config, items, sizeof items[0], count, text, sizeof text));
     CHECK(findings & FOAM_FINDING_ALWAYS_REFRESHES && items[0].findings & FOAM_FINDING_ALWAYS_REFRESHES);
     CHECK(needed == strlen(text) + 1 && strstr(text, "always_refreshes: ") && strstr(text, "try tau = 1"));

@@ -98,7 +98,8 @@ static void the_statistics_add_up() {
     EXPECT(stats.findings == 0 && run.optimizer.diagnosis().empty());
     std::vector<float> weight(96, 1.0f), grad(96);
     std::vector<std::string> said;
-    auto strict = foam::Config().check_period(1).tau(1e-3).beta2(0.9).log(
+    auto strict = foam::Config().check_period(1).tau(1e-3).beta2(0.9);
+    strict.refresh_schedule(foam::RefreshSchedule::fixed).log(
         [&](foam::LogLevel, std::string_view line) { said.emplace_back(line); });
     foam::Optimizer busy(strict, {{"weight", {12, 8}}});
     for (int t = 0; t < 30; t++) {

@@ -35,7 +35,7 @@ def test_statistics_of_a_run():
 
 def test_what_keeps_a_run_from_working_is_found():
     params = {"w": jnp.ones((12, 8))}
-    options = dict(check_period=1, tau=1e-3, beta2=0.9)
+    options = dict(check_period=1, tau=1e-3, beta2=0.9, refresh_schedule="fixed")
     assert foam_stats(run(foam(1e-3, **options), params, 19))["findings"] == {}
     statistics = foam_stats(run(foam(1e-3, **options), params, 22))
     assert list(statistics["findings"]) == ["always_refreshes"] and "try tau = " in statistics["findings"]["always_refreshes"]

@@ -303,7 +303,7 @@ def test_doctor_says_what_is_wrong_with_a_run(command, tmp_path, recorded):
     path, random = tmp_path / "stats.csv", np.random.default_rng(0)
     weight = np.ones((12, 8), "f4")
     with foam.Optimizer({"weight": weight}, check_period=1, tau=0.001, statistic_dtype="f64") as optimizer:
-        for _ in range(24):
+        for _ in range(28):
             optimizer.step({"weight": random.normal(size=weight.shape).astype("f4")})
             optimizer.to_csv(path)
         found = optimizer.stats()["findings"]
