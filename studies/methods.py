@@ -8,6 +8,7 @@ grafting have their own. The rest are each method's defaults; weight decay is 0 
 from __future__ import annotations
 
 import collections
+import functools
 import importlib.util
 import os
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -37,6 +38,8 @@ class Method(NamedTuple):
     schedule: Optional[str] = None
     #: Run on every task; else on those of `tasks.CONTROLS`, unless tasks are asked for by name.
     everywhere: bool = True
+    #: A variant of an option that lays out blocks, for the tasks of `tasks.LAYOUT`.
+    layout: bool = False
     #: About how much longer a run is than AdamW's.
     cost: float = 2.0
 
@@ -103,26 +106,33 @@ def _soap_authors(model: nn.Module, lr: float) -> Sequence[torch.optim.Optimizer
 # ---- all methods
 
 
+#: The default preset also refreshes at geometric times; without that a rule decides alone.
+RULE = {"refresh_schedule": "fixed"}
 NO_GRAFTING = {"grafting": "none", "root": 0, "precondition_1d": True}
 SOAP_AUTHORS = {"preset": "soap", "soap_form": "exact", "refresh_schedule": "fixed", "check_period": 10}
 
 METHODS: Dict[str, Method] = {
     "adamw": Method("AdamW (torch)", make=_adamw, cost=1.0),
     "muon": Method("Muon (torch, in f32) and AdamW", make=_muon, cost=1.5),
-    "sandwich": Method("the default preset", {}),
-    "stale": Method("Shampoo, refreshed every 10 steps", {"policy": "stale"}, cost=3.0),
+    "sandwich": Method("the default preset: refreshed at geometric times, the bound between them", {}),
+    "sandwich_fixed": Method("the bound alone, checked every 10 steps", RULE),
+    "stale": Method("Shampoo, refreshed every 10 steps", {"policy": "stale", **RULE}, cost=3.0),
     "foam": Method("FOAM as in the paper", {"preset": "reference"}, by_model=False, cost=2.5),
-    "foam_relative": Method("FOAM's rule, other options as the default preset", {"policy": "foam"}, everywhere=False),
-    "certified": Method("the certified rule of theorem 1", {"policy": "foam_certified"}),
-    "fixed_epsilon": Method("the proxy alone: no correction, ε fixed", {"policy": "foam_fixed_epsilon"}, everywhere=False),
-    "diagonal_residual": Method("the off-diagonal residual", {"policy": "diagonal_residual"}),
+    "foam_relative": Method(
+        "FOAM's rule, other options as the default preset", {"policy": "foam", **RULE}, everywhere=False
+    ),
+    "certified": Method("the certified rule of theorem 1", {"policy": "foam_certified", **RULE}),
+    "fixed_epsilon": Method(
+        "the proxy alone: no correction, ε fixed", {"policy": "foam_fixed_epsilon", **RULE}, everywhere=False
+    ),
+    "diagonal_residual": Method("the off-diagonal residual", {"policy": "diagonal_residual", **RULE}),
     "sandwich_ungrafted": Method(
-        "the default preset, p = 4, no grafting", NO_GRAFTING, centre=1e-2, by_model=False, cost=2.5,
+        "the bound alone, p = 4, no grafting", {**NO_GRAFTING, **RULE}, centre=1e-2, by_model=False, cost=2.5,
         everywhere=False,
     ),
     "stale_ungrafted": Method(
-        "Shampoo, p = 4, no grafting", {"policy": "stale", **NO_GRAFTING}, centre=1e-2, by_model=False, cost=3.5,
-        everywhere=False,
+        "Shampoo, p = 4, no grafting", {"policy": "stale", **NO_GRAFTING, **RULE}, centre=1e-2, by_model=False,
+        cost=3.5, everywhere=False,
     ),
     "stale_uniform": Method(
         "stale at equal distances", {"policy": "stale"}, as_many_as="sandwich", schedule="uniform",
@@ -130,6 +140,27 @@ METHODS: Dict[str, Method] = {
     ),
     "stale_front": Method(
         "stale, front-loaded", {"policy": "stale"}, as_many_as="sandwich", schedule="front_loaded",
+    ),
+    "stale_front_corrected": Method(
+        "stale, front-loaded, spectra corrected every 10 steps",
+        {"policy": "stale", "correction_period": 10},
+        as_many_as="sandwich",
+        schedule="front_loaded",
+    ),
+    "stale_geometric": Method(
+        "stale, geometric", {"policy": "stale"}, as_many_as="sandwich", schedule="geometric",
+    ),
+    "stale_geometric_corrected": Method(
+        "stale, geometric, spectra corrected every 10 steps",
+        {"policy": "stale", "correction_period": 10},
+        as_many_as="sandwich",
+        schedule="geometric",
+    ),
+    "stale_front_fixed": Method(
+        "stale, front-loaded", {"policy": "stale"}, as_many_as="sandwich_fixed", schedule="front_loaded",
+    ),
+    "stale_geometric_fixed": Method(
+        "stale, geometric", {"policy": "stale"}, as_many_as="sandwich_fixed", schedule="geometric",
     ),
     "stale_front_certified": Method(
         "stale, front-loaded", {"policy": "stale"}, as_many_as="certified", schedule="front_loaded",
@@ -153,29 +184,6 @@ METHODS: Dict[str, Method] = {
     "stale_front_ungrafted": Method(
         "stale, front-loaded, p = 4, no grafting", {"policy": "stale", **NO_GRAFTING}, centre=1e-2, by_model=False,
         as_many_as="sandwich_ungrafted", schedule="front_loaded", everywhere=False,
-    ),
-    "stale_front_bounded": Method(
-        "stale, front-loaded", {"policy": "stale"}, as_many_as="sandwich_geometric", schedule="front_loaded",
-    ),
-    "stale_geometric": Method(
-        "stale, geometric", {"policy": "stale"}, as_many_as="sandwich", schedule="geometric",
-    ),
-    "stale_front_corrected": Method(
-        "stale, front-loaded, spectra corrected every 10 steps",
-        {"policy": "stale", "correction_period": 10},
-        as_many_as="sandwich",
-        schedule="front_loaded",
-        everywhere=False,
-    ),
-    "stale_geometric_corrected": Method(
-        "stale, geometric, spectra corrected every 10 steps",
-        {"policy": "stale", "correction_period": 10},
-        as_many_as="sandwich",
-        schedule="geometric",
-    ),
-    "sandwich_geometric": Method(
-        "refreshed at geometric times, the bound between them",
-        {"refresh_schedule": "geometric", "refresh_growth": 1.5, "correction_period": 10},
     ),
     "soap_exact": Method("SOAP as its authors have it (ours)", SOAP_AUTHORS, by_model=False),
     "soap_fast": Method("SOAP in the basis, front-loaded (the preset)", {"preset": "soap"}, by_model=False),
@@ -202,7 +210,11 @@ def known() -> List[str]:
 
 # ---- ablations: the default preset with one option changed
 
+#: Options that decide about blocks alone.
+LAYOUT = ("merge_dims", "keep_matrix", "even_blocks")
 
+
+@functools.lru_cache(maxsize=None)
 def ablations() -> Dict[str, Dict[str, Method]]:
     """For each option its variants by name, in order. The one that the default preset has is called `default` in all of
     them, and run once.
@@ -212,20 +224,37 @@ def ablations() -> Dict[str, Dict[str, Method]]:
         "tau": [0.1, 0.25, 0.5, 0.75, 1.0],
         "check_period": [2, 5, 10, 20, 50],
         "epsilon": [1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 1e-2],
+        "epsilon_mode": ["relative", "absolute"],
         "root": [2, 4],
         "grafting": ["adam", "rmsprop", "sgd"],
+        "grafting_beta2": [0.99, 0.995, 0.999],
+        "grafting_epsilon": [1e-8, 1e-5],
+        "normalized_grafting": ["false", "true"],
         "statistic_dtype": ["f32", "f64"],
         "policy": ["sandwich", "foam_certified", "foam_fixed_epsilon", "foam", "diagonal_residual", "stale"],
-        "refresh_schedule": ["fixed", "front_loaded", "geometric"],
+        "refresh_schedule": ["combined", "fixed", "front_loaded", "geometric"],
+        "refresh_growth": [1.25, 1.5, 2.0, 3.0],
         "refresh_method": ["evd", "qr"],
+        "refresh_delay": [0, 1, 10],
+        "statistics_period": [1, 2, 10],
         "start_step": [1, 10],
+        "cadence": ["reference", "paper"],
         "beta1": [0.8, 0.9, 0.95],
         "beta2": [0.9, 0.95, 0.99, 0.999],
+        "bias_correction": ["true", "false"],
+        "nadam": ["false", "true"],
+        "momentum": [0.0, 0.5],
+        "weight_decay": [0.0, 0.01, 0.1],
+        "negative_eigenvalues": ["clamp", "shift"],
+        "keep_inverse_root": ["true", "false"],
+        "merge_dims": ["true", "false"],
+        "keep_matrix": ["true", "false"],
+        "even_blocks": ["true", "false"],
     }
-    # What else a value needs: checks every second step at first; refreshes at 1, 2, 3, 5, 8, …, the bound between them.
+    # What else a value needs: checks every second step at first; dampings in units of the squared gradient.
     more = {
         "front_loaded": {"front_period": 2, "front_steps": 20},
-        "geometric": {"refresh_growth": 1.5, "correction_period": 10},
+        "absolute": {"epsilon": 1e-9, "epsilon_max": 3e-7},
     }
     given = {**foam.defaults(), "statistic_dtype": "f32"}
     default = {
@@ -238,6 +267,7 @@ def ablations() -> Dict[str, Dict[str, Method]]:
                 f"{option} = {value}",
                 default if value == default.get(option) else {option: value, **more.get(value, {})},
                 cost=2.5,
+                layout=option in LAYOUT,
             )
             for value in some
         }

@@ -198,7 +198,7 @@ def front(rows: Sequence[Row]) -> str:
 #: Rules that look at the factors, and the schedules that refresh as often without looking.
 CONTROLS = {
     "sandwich": ["stale_front", "stale_geometric", "stale_front_corrected", "stale_geometric_corrected", "stale_uniform"],
-    "sandwich_geometric": ["stale_front_bounded"],
+    "sandwich_fixed": ["stale_front_fixed", "stale_geometric_fixed"],
     "certified": ["stale_front_certified"],
     "diagonal_residual": ["stale_front_residual"],
     "foam": ["stale_front_foam"],
@@ -210,7 +210,7 @@ CONTROLS = {
 
 
 #: What the default preset is put beside.
-PEERS = {"sandwich": ["adamw", "muon", "soap_authors", "soap_fast", "stale", "foam", "sandwich_geometric"]}
+PEERS = {"sandwich": ["adamw", "muon", "soap_authors", "soap_fast", "stale", "foam", "sandwich_fixed"]}
 
 
 def controls(found: Dict[str, Dict[str, Cell]]) -> List[str]:
@@ -292,13 +292,16 @@ def verbs(found: Dict[str, Dict[str, Cell]]) -> List[str]:
 
 def ablation(rows: Sequence[Row]) -> Dict[str, Dict[str, Dict[str, List[Row]]]]:
     """By option, variant and task: the seeds at the best learning rate. The runs with nothing changed stand for the
-    default of every option that was changed in others.
+    default of every option that was changed in others of the task.
     """
     runs: Dict[Tuple[str, str], Dict[str, List[Row]]] = {}
+    changed = {(row["method"].split("=")[0], row["task"]) for row in rows if row["stage"] == "ablation"}
     for row in rows:
         if row["stage"] == "ablation":
             same = row["method"] == "default"
             for variant in row["options"].split() if same else [row["method"]]:
+                if (variant.split("=")[0], row["task"]) not in changed:
+                    continue
                 runs.setdefault((variant + " (default)" * same, row["task"]), {}).setdefault(row["trial"], []).append(row)
     found: Dict[str, Dict[str, Dict[str, List[Row]]]] = {}
     for (variant, task), trials in sorted(runs.items(), key=lambda pair: in_order(pair[0][0])):
@@ -475,7 +478,8 @@ def draw_profile(rows: Sequence[Row], folder: Path) -> None:
 def draw_ablations(rows: Sequence[Row], folder: Path) -> None:
     import matplotlib.pyplot as plt
 
-    found = ablation(rows)
+    # Two values are told by the table.
+    found = {option: variants for option, variants in ablation(rows).items() if len(variants) > 2}
     if not found:
         return
     across = min(3, len(found))

@@ -175,6 +175,12 @@ class Study:
 class Ablations(Study):
     """The default preset with one option changed: all learning rates and seeds on validation data."""
 
+    def pairs(self) -> Iterator[Tuple[str, str]]:
+        """Options that lay out blocks on the tasks for these, all others on the rest; nothing changed on all."""
+        for task, method in super().pairs():
+            if method == "default" or methods.find(method).layout == (task in tasks.LAYOUT):
+                yield task, method
+
     def count(self) -> Iterator[Tuple[str, str, int]]:
         for task, method in self.pairs():
             yield task, method, len(self.trials) * self.seeds
@@ -351,7 +357,7 @@ def study_of(given: argparse.Namespace) -> Study:
         asked = []
         for name in (given.methods or ",".join(knobs)).split(","):
             asked += list(knobs[name]) if name in knobs else chosen(name, known, "option")
-        names = chosen(given.tasks, list(tasks.KINDS), "task") if given.tasks else tasks.ABLATION
+        names = chosen(given.tasks, list(tasks.KINDS), "task") if given.tasks else [*tasks.ABLATION, *tasks.LAYOUT]
         return Ablations(names, list(dict.fromkeys(asked)), given.seeds or 2, middle(given.trials or 3), given.scale)
     names = chosen(given.tasks, list(tasks.KINDS), "task") if given.tasks else tasks.HEADLINE
     ways = chosen(given.methods, methods.known(), "method")

@@ -407,21 +407,43 @@ def real(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.get_default_dtype())
 
 
-
-def digits(seed: int, scale: float) -> Task:
+def _own_digits() -> Tuple[torch.Tensor, torch.Tensor]:
     """The digits that come with this project; examples/data/README.md describes the format."""
     raw = torch.frombuffer(bytearray((ROOT / "examples/data/digits.bin").read_bytes()), dtype=torch.uint8)
     raw = raw.reshape(-1, 41)
     bits = (raw[:, 1:, None] >> torch.arange(8, dtype=torch.uint8)) & 1
     images = (bits.reshape(-1, 64, 5) * (1 << torch.arange(5))).sum(dim=2).float() / 16
-    labels = raw[:, 0].long()
-    model = layers(64, 128, 64, 10, activation=nn.ReLU)
+    return images, raw[:, 0].long()
+
+
+def _classified(name: str, model: nn.Module, seed: int, scale: float) -> Task:
+    images, labels = _own_digits()
 
     def measure(chosen: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(model(real(images[chosen])), labels[chosen])
 
-    steps = _rounded(KINDS["digits"].steps * scale)
+    steps = _rounded(KINDS[name].steps * scale)
     return supervised(model, _parts(len(labels), 300, 300), measure, steps, seed, 128)
+
+
+def digits(seed: int, scale: float) -> Task:
+    return _classified("digits", layers(64, 128, 64, 10, activation=nn.ReLU), seed, scale)
+
+
+def kernels(seed: int, scale: float) -> Task:
+    """Kernels of four dimensions, and a side of 1152, which is cut: for the options that lay out blocks."""
+    model = nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)),
+        nn.Conv2d(1, 16, 3),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(1152, 48),
+        nn.ReLU(),
+        nn.Linear(48, 10),
+    )
+    return _classified("kernels", model, seed, scale)
 
 
 def digits5k(seed: int, scale: float) -> Task:
@@ -462,6 +484,7 @@ KINDS: Dict[str, Kind] = {
     "digits": Kind(digits, (), 400, 0.002, "64-128-64-10 on 1,797 digits"),
     "dictionary": Kind(dictionary, ("gcide",), 200, 0.014, "a transformer on the text of a dictionary"),
     "digits5k": Kind(digits5k, ("digits5k",), 150, 0.018, "784-512-48-512-784 on 5,000 digits"),
+    "kernels": Kind(kernels, (), 150, 0.012, "two convolutions, 1152-48-10 on 1,797 digits"),
     "cancer": Kind(cancer, ("cancer",), 300, 0.001, "30-64-64-2 on a table of 569 tumours"),
     "teacher": Kind(teacher, (), 60, 0.001, "synthetic, for tests"),
 }
@@ -470,6 +493,8 @@ HEADLINE: List[str] = ["autoencoder", "characters", "vit", "flights", "pinn", "c
 #: Where methods are run that are not run everywhere: further controls, and variants of other methods.
 CONTROLS: List[str] = ["characters", "pinn"]
 ABLATION: List[str] = ["digits", "dictionary", "digits5k"]
+#: Where the options are varied that lay out blocks, which change nothing in the others.
+LAYOUT: List[str] = ["kernels"]
 
 
 def make(name: str, seed: int, scale: float) -> Task:

@@ -175,6 +175,27 @@ def test_the_page_compares_every_control_with_its_rule():
     assert pairs == {(how.as_many_as, name) for name, how in methods.METHODS.items() if how.as_many_as}
 
 
+def test_every_default_has_rows_or_a_reason():
+    """The page says of each option of the default preset what other values do, or why it has no row."""
+    import foam
+
+    page = (ROOT / "docs/study.md").read_text(encoding="utf-8")
+    reasons = page.split("### Options without rows\n", 1)[1].split("\n## ", 1)[0]
+    listed = [line.split(":", 1)[0] for line in reasons.split("\n- ")[1:]]
+    without = {word for line in listed for word in line.split("`")[1::2]}
+    varied = {row["method"].split("=")[0] for row in rows(ROOT / "studies/results/ablations.csv")} - {"default"}
+    assert varied | without == set(foam.defaults()) and not varied & without
+
+
+def test_options_that_lay_out_blocks_have_a_task_of_their_own():
+    import run
+
+    pairs = set(run.study_of(run.parse(["--ablations"])).pairs())
+    layout = {"merge_dims=false", "keep_matrix=false", "even_blocks=false"}
+    assert {method for task, method in pairs if task == "kernels"} == {"default", *layout}
+    assert {task for task, method in pairs if method == "tau=0.25"} == {"digits", "dictionary", "digits5k"}
+
+
 def test_the_committed_pages_are_what_the_committed_rows_give(tmp_path, command):
     pages = {"--page": ROOT / "docs/study.md", "--readme": ROOT / "README.md"}
     words = []
