@@ -250,7 +250,7 @@ TOTALS = (
     ("allocs", "host_allocs"),
 )
 
-BASE = dict(check_period=4, beta2=0.9, epsilon=1e-3, epsilon_max=1.0, merge_dims=False)
+BASE = dict(refresh_schedule="fixed", check_period=4, beta2=0.9, epsilon=1e-3, epsilon_max=1.0, merge_dims=False)
 #: For each kind of step: the options that bring it about, the step of that kind, and decompositions and reuses per
 #: factor in it.
 KINDS: Dict[str, Tuple[Dict[str, Any], int, int, int]] = {

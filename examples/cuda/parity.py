@@ -318,7 +318,7 @@ def median_step(memory: Any, shapes: List[Tuple[int, ...]], budget: float, **opt
 
 #: What a step does in each column: no check, a check that keeps every basis, a check that decomposes every factor.
 KINDS: Dict[str, Dict[str, Any]] = {
-    "plain": dict(policy="stale", check_period=10**9, start_step=1),
+    "plain": dict(policy="stale", refresh_schedule="fixed", check_period=10**9, start_step=1),
     "check": dict(policy="foam_no_refresh", check_period=1),
     "EVD": dict(policy="stale", check_period=1),
 }
