@@ -30,7 +30,11 @@ fn the_example_gives_the_same_bits_for_every_number_of_ranks() {
         let mut run = Command::new(tools.join("mpiexec"));
         run.args(["-n", &ranks.to_string()]).arg(&program).arg(root().join("examples/data/digits.bin"));
         let printed = runs(run.arg("2").arg(&checkpoint));
-        assert!(printed.contains("epoch 2: accuracy 0.8"), "{printed}");
+        let accuracy = printed.lines().find_map(|line| line.strip_prefix("epoch 2: accuracy "));
+        assert!(
+            accuracy.and_then(|text| text.parse().ok()).is_some_and(|share: f64| share > 0.85),
+            "{printed}"
+        );
         let found = (printed, std::fs::read(&checkpoint).expect("rank 0 wrote the file"));
         match &first {
             None => first = Some(found),
