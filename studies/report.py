@@ -52,7 +52,10 @@ def spread(values: Sequence[float]) -> float:
 
 
 def shown(value: float, digits: int = 3) -> str:
-    return f"{value:.{digits}g}" if math.isfinite(value) else "—"
+    """So many digits, or all in front of the point; a power of ten only where a number is huge."""
+    if not math.isfinite(value):
+        return "—"
+    return f"{value:.0f}" if 10**digits <= abs(value) < 1e5 else f"{value:.{digits}g}"
 
 
 # ---- the headline
@@ -132,6 +135,21 @@ def headline(rows: Sequence[Row]) -> str:
     found, targets = cells(rows)
     if not found:
         return "No task has runs of AdamW yet.\n"
+    return "\n".join([*ratios(found), *by_task(found, targets), "", *controls(found), *losers(found), *verbs(found)]) + "\n"
+
+
+def longer(rows: Sequence[Row]) -> str:
+    """The same of the longer runs, which have fewer methods."""
+    found, targets = cells(rows)
+    if not found:
+        return "No task has runs of AdamW yet.\n"
+    others = {"sandwich": [*PEERS["sandwich"], *CONTROLS["sandwich"]]}
+    out = [*ratios(found), "", *paired("### Beside the default preset, in longer runs"), *beside(found, others)]
+    return "\n".join([*out, *by_task(found, targets, " in longer runs"), "", *losers(found, " in longer runs")]) + "\n"
+
+
+def ratios(found: Dict[str, Dict[str, Cell]]) -> List[str]:
+    """A table of steps and seconds to the target, in units of AdamW's."""
     names = list(dict.fromkeys(method for by_method in found.values() for method in by_method))
     out = ["Steps to AdamW's best mean loss on test data, as a share of AdamW's own steps (median over seeds; CPU",
            "seconds likewise behind the slash). Below 1 is faster than AdamW; — did not get there.", ""]
@@ -142,14 +160,20 @@ def headline(rows: Sequence[Row]) -> str:
             if method not in by_method:
                 line.append("")
                 continue
-            ratios = [by_method[method].typical(w) / by_method[BASE].typical(w) for w in ("steps", "seconds")]
-            line.append(" / ".join(f"{r:.2f}" if math.isfinite(r) else "—" for r in ratios))
+            pair = [by_method[method].typical(w) / by_method[BASE].typical(w) for w in ("steps", "seconds")]
+            line.append(" / ".join(f"{r:.2f}" if math.isfinite(r) else "—" for r in pair))
         out.append(f"| `{method}` | " + " | ".join(line) + " |")
+    return out
+
+
+def by_task(found: Dict[str, Dict[str, Cell]], targets: Dict[str, float], where: str = "") -> List[str]:
+    """A table for each task, under its name and `where`."""
+    out = []
     for task, by_method in found.items():
         seeds = len(by_method[BASE].rows)
         steps = by_method[BASE].rows[0]["steps"]
         said = f"{steps} steps, {seeds} seeds, target {shown(targets[task], 4)}, which AdamW's mean curve reaches at "
-        out += ["", f"### {task}", "", said + f"step {by_method[BASE].typical('steps'):.0f}.", ""]
+        out += ["", f"### {task}{where}", "", said + f"step {by_method[BASE].typical('steps'):.0f}.", ""]
         out += [
             "| method | rate | final loss ± 95 % | reach | steps to target | CPU s to target | EVDs / checks "
             "| step p50, p99 (ms) | state (MB) |",
@@ -162,10 +186,10 @@ def headline(rows: Sequence[Row]) -> str:
             out.append(
                 f"| `{method}` | {cell.rows[0]['lr']} | {loss} | "
                 f"{cell.reached}/{len(cell.rows)} | {cell.text('steps')} | {cell.text('seconds')} | {counts} | "
-                f"{mean(cell.column('step_p50_ms')):.2g}, {mean(cell.column('step_p99_ms')):.2g} | "
+                f"{shown(mean(cell.column('step_p50_ms')), 2)}, {shown(mean(cell.column('step_p99_ms')), 2)} | "
                 f"{mean(cell.column('state_bytes')) / 1e6:.2f} |"
             )
-    return "\n".join([*out, "", *controls(found), *losers(found), *verbs(found)]) + "\n"
+    return out
 
 
 #: The methods of the README, and what they are called there.
@@ -215,14 +239,19 @@ PEERS = {"sandwich": ["adamw", "muon", "soap_authors", "soap_fast", "stale", "fo
 
 def controls(found: Dict[str, Dict[str, Cell]]) -> List[str]:
     """The default preset beside its peers, and each rule beside its controls."""
-    out = ["### The default preset beside others", ""]
-    out += ["Final test loss, and EVDs per run in brackets. **Bold**: the 95 % interval of the differences from the first",
-            "row, seed by seed (first weights and batches are the same), does not contain 0. Of twenty equal methods one",
-            "would be bold by chance.", ""]
-    out += [*beside(found, PEERS), "", "### Rules beside schedules with as many refreshes", ""]
+    out = [*paired("### The default preset beside others"), *beside(found, PEERS)]
+    out += ["", "### Rules beside schedules with as many refreshes", ""]
     out += ["Likewise: below each rule are schedules that refresh as often without looking; **bold** differs from the",
             "rule.", ""]
     return [*out, *beside(found, CONTROLS), ""]
+
+
+def paired(title: str) -> List[str]:
+    """The heading of such a table and how it is read."""
+    return [title, "",
+            "Final test loss, and EVDs per run in brackets. **Bold**: the 95 % interval of the differences from the first",
+            "row, seed by seed (first weights and batches are the same), does not contain 0. Of twenty equal methods one",
+            "would be bold by chance.", ""]
 
 
 def beside(found: Dict[str, Dict[str, Cell]], groups: Dict[str, List[str]]) -> List[str]:
@@ -245,9 +274,9 @@ def beside(found: Dict[str, Dict[str, Cell]], groups: Dict[str, List[str]]) -> L
     return out
 
 
-def losers(found: Dict[str, Dict[str, Cell]]) -> List[str]:
+def losers(found: Dict[str, Dict[str, Cell]], where: str = "") -> List[str]:
     """Where a method does worse than AdamW."""
-    out = ["### Where a method loses to AdamW", ""]
+    out = [f"### Where a method loses to AdamW{where}", ""]
     for task, by_method in found.items():
         base = by_method[BASE]
         worse = []
@@ -392,14 +421,16 @@ def style(name: str) -> str:
     return ":" if name.startswith("stale_") else "-"
 
 
+#: What the pictures show: the methods of the README and the best of the controls. The tables have them all.
+DRAWN = [*FRONT, "stale_geometric"]
+
+
 def drawn(found: Dict[str, Dict[str, Cell]]) -> List[str]:
-    """What the pictures show, where every task has it: the methods of the README and the best of the controls. The
-    tables have them all.
-    """
-    return [name for name in [*FRONT, "stale_geometric"] if all(name in some for some in found.values())]
+    """Those of them that every task has."""
+    return [name for name in DRAWN if all(name in some for some in found.values())]
 
 
-def draw_curves(rows: Sequence[Row], folder: Path) -> None:
+def draw_curves(rows: Sequence[Row], folder: Path, file: str = "curves.png") -> None:
     import matplotlib.pyplot as plt
 
     found, targets = cells(rows)
@@ -409,7 +440,7 @@ def draw_curves(rows: Sequence[Row], folder: Path) -> None:
     down = -(-len(found) // across)
     figure, axes = plt.subplots(down, across, figsize=(4.6 * across, 3.4 * down + 0.9), squeeze=False)
     names = drawn(found)
-    colour = colours(names)
+    colour = colours(DRAWN)
     for axis, (task, by_method) in zip(axes.flat, found.items()):
         shown_values = []
         for method in names:
@@ -434,8 +465,12 @@ def draw_curves(rows: Sequence[Row], folder: Path) -> None:
     below = -(-len(names) // columns)
     figure.tight_layout(rect=(0, 0.01 + 0.19 * below / (3.4 * down + 0.9), 1, 1))
     figure.legend(handles, names, loc="lower center", ncol=columns, frameon=False, fontsize=8)
-    figure.savefig(folder / "curves.png", dpi=110)
+    figure.savefig(folder / file, dpi=110)
     plt.close(figure)
+
+
+def draw_longer(rows: Sequence[Row], folder: Path) -> None:
+    draw_curves(rows, folder, "longer.png")
 
 
 def draw_profile(rows: Sequence[Row], folder: Path) -> None:
@@ -446,7 +481,7 @@ def draw_profile(rows: Sequence[Row], folder: Path) -> None:
     names = drawn(found)
     if not names:
         return
-    colour = colours(names)
+    colour = colours(DRAWN)
     figure, axes = plt.subplots(1, 2, figsize=(10.5, 4.4), sharey=True)
     for axis, what in zip(axes, ("steps", "seconds")):
         times = {name: [by_method[name].typical(what) for by_method in found.values()] for name in names}
@@ -594,6 +629,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
                 "profile.png": (draw_profile, "Share of tasks over the ratio to the best method, in steps and seconds"),
                 "curves.png": (draw_curves, "Loss on test data over steps, one panel per task"),
             },
+        ),
+        (
+            "longer runs",
+            "longer.csv",
+            longer,
+            {"longer.png": (draw_longer, "Loss on test data over steps in the longer runs, one panel per task")},
         ),
         ("ablations", "ablations.csv", ablations, {"ablations.png": (draw_ablations, "Loss by option, a panel each")}),
         ("long run", "long.csv", long_run, {"long.png": (draw_long, "Loss, memory and refreshes over a long run")}),

@@ -147,7 +147,8 @@ def test_the_page_is_made_from_the_rows_alone(whole, tmp_path, command):
     assert done.returncode == 0, done.stderr
     names = [row["run"] for row in rows(long)]
     assert set(names) == {"f32", "f64", "f32, another seed"}
-    (tmp_path / "runs.csv").write_bytes(whole.read_bytes())
+    for name in ("runs.csv", "longer.csv"):
+        (tmp_path / name).write_bytes(whole.read_bytes())
     page = tmp_path / "study.md"
     page.write_text((ROOT / "docs/study.md").read_text(encoding="utf-8"), encoding="utf-8")
     readme = tmp_path / "README.md"
@@ -156,9 +157,10 @@ def test_the_page_is_made_from_the_rows_alone(whole, tmp_path, command):
     done = command(*report)
     assert done.returncode == 0, done.stderr
     text = page.read_text(encoding="utf-8")
-    for part in ("### teacher", "### digits", "| `sandwich` |", "`tau=0.25`", "| f64 |", "Where a method loses"):
+    parts = ("### teacher\n", "### digits\n", "| `sandwich` |", "`tau=0.25`", "| f64 |", "Where a method loses")
+    for part in (*parts, "### digits in longer runs\n", "loses to AdamW in longer runs\n", "| – `stale_front` |"):
         assert part in text, part
-    for name in ("profile", "curves", "ablations", "long"):
+    for name in ("profile", "curves", "longer", "ablations", "long"):
         assert (tmp_path / "study" / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
     # Made twice, it is the same.
     assert command(*report).returncode == 0
