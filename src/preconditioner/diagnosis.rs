@@ -2,8 +2,9 @@
 //! the statistics of every language, and `python -m foam doctor`.
 //!
 //! A factor is judged from its [`ENOUGH`]th check on: bases turn fast at the start of every run. Checks at which it is
-//! refreshed whatever is found do not count: they say nothing of the policy. The optimizer has a finding if at least one in [`SHARE`] of the judged factors has it. A factor has at most one of the first three,
-//! the cause: noise keeps ε at its cap, and a cap makes every check refresh.
+//! refreshed whatever is found do not count: they say nothing of the policy. The optimizer has a finding if at least
+//! one in [`SHARE`] of the judged factors has it. A factor has at most one of the first three, the cause: noise keeps ε
+//! at its cap, and a cap makes every check refresh.
 
 use super::{Counters, FactorRecord, Preconditioner};
 use crate::config::{Config, EpsilonMode, Policy, StatisticDtype};
